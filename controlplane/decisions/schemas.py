@@ -1,0 +1,116 @@
+"""Decision records: why a request went where it went, and what came of it."""
+
+from datetime import datetime
+from typing import Literal
+
+from pydantic import Field
+
+from controlplane.schema_base import Page, Schema
+
+RequestStatus = Literal[
+    "running", "finished_stop", "finished_length", "rejected", "failed", "cancelled"
+]
+
+
+class PrefillCandidate(Schema):
+    """The terms of R31 for one prefill worker; seconds and tokens."""
+
+    worker_id: str
+    node_id: str
+    own_prefix_tokens: int
+    used_prefix_tokens: int
+    queue_seconds: float
+    transfer_seconds: float
+    prefill_seconds: float
+    ttft_seconds: float
+    verdict: str  # "chosen", "24 ms slower: queue", "breaks TTFT SLO by 310 ms", ...
+
+
+class DecodeCandidate(Schema):
+    """Why a decode worker was or was not taken."""
+
+    worker_id: str
+    node_id: str
+    running: int
+    cap: int
+    predicted_tbt_seconds: float | None = None
+    verdict: str
+
+
+class Phase(Schema):
+    """One bar of the waterfall: admitted, queue, transfer, prefill, handover, first decode step."""
+
+    name: str
+    predicted_seconds: float | None = None
+    measured_seconds: float | None = None
+    start_seconds: float | None = None  # from arrival
+    note: str = ""
+
+
+class Leg(Schema):
+    """What the worker's connector reported of its leg (workers.core.messages.LegReport)."""
+
+    worker_id: str
+    prompt_tokens: int = 0
+    device_hit_tokens: int = 0
+    pool_hit_tokens: int = 0
+    computed_tokens: int = 0
+    loaded_blocks: int = 0
+    failed_blocks: int = 0
+    stored_blocks: int = 0
+    loaded_bytes: int = 0
+    stored_bytes: int = 0
+    kv_wait_seconds: float = 0.0
+    kv_wait_by_layer_seconds: list[float] = []
+    kv_wait_by_stage_seconds: dict[str, float] = {}
+    observed: Literal["layer", "stage"] = "stage"
+
+
+class Decision(Schema):
+    """One request. A running one is sent again, whole, when it ends: the later record wins."""
+
+    request_id: str  # ours, unique
+    client_request_id: str = ""
+    transfer_id: str = ""
+    at: datetime
+    gateway_id: str
+    tenant: str = "default"
+    model: str = ""
+    api: Literal["completions", "chat"] = "completions"
+    stream: bool = False
+    status: RequestStatus
+    emulated: bool = False
+    policy_revisions: dict[str, int] = {}  # "slo/default": 3
+    balancing_threshold: float | None = None
+    prompt_tokens: int | None = None
+    engine_prompt_tokens: int | None = None  # as the prefill leg counted; differs = counted
+    hit_tokens: int | None = None  # device + pool hits of the prefill leg
+    output_tokens: int | None = None
+    prefill_candidates: list[PrefillCandidate] = []
+    decode_candidates: list[DecodeCandidate] = []
+    prefill_worker: str = ""
+    decode_worker: str = ""
+    predicted_ttft_seconds: float | None = None
+    ttft_seconds: float | None = None
+    tbt_p95_seconds: float | None = None
+    e2e_seconds: float | None = None
+    http_status: int | None = None
+    error: str = ""
+    failed_leg: Literal["", "prefill", "decode"] = ""
+    retries: int = 0
+    retry_after_seconds: float | None = None
+    phases: list[Phase] = []
+    prefill_leg: Leg | None = None
+    decode_leg: Leg | None = None
+
+
+class DecisionList(Page):
+    """GET /api/v1/decisions, newest first."""
+
+    items: list[Decision]
+
+
+class DecisionBatch(Schema):
+    """Part of a gateway's report."""
+
+    items: list[Decision] = Field(default=[], max_length=1000)

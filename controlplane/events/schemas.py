@@ -1,0 +1,23 @@
+"""The event stream: GET /api/v1/events (SSE), resumable with Last-Event-ID."""
+
+from typing import Literal
+
+from controlplane.schema_base import Schema
+
+EventType = Literal[
+    "reset", "tick", "node", "node_removed", "worker", "gateway", "policy", "decision", "audit"
+]
+
+
+class Event(Schema):
+    """One SSE event: `id:` is `<boot>-<n>`, `event:` the type, `data:` this object's `data`.
+
+    - reset: {} the ring no longer holds what was asked for: read everything again
+    - tick: each second, {"at": s, "overview": Overview, "points": {"<source>": {"<metric>": v}}}
+    - node, worker, gateway, policy, decision, audit: the whole row, as REST gives it
+    - node_removed: {"id": ...}
+    """
+
+    id: str
+    type: EventType
+    data: dict[str, object]

@@ -1,0 +1,55 @@
+"""Workers: the engine processes. (The folder is `fleet` so that no one confuses it with the
+top-level package `workers`.)"""
+
+from datetime import datetime
+from typing import Literal
+
+from controlplane.schema_base import Schema
+
+WorkerRole = Literal["prefill", "decode", "both"]
+WorkerState = Literal[
+    "requested", "launching", "loading", "ready", "draining", "stopped", "failed", "lost"
+]
+
+
+class Worker(Schema):
+    """One engine process. It follows its node: a lost node's workers are lost."""
+
+    id: str
+    node_id: str
+    role: WorkerRole
+    model: str
+    url: str
+    state: WorkerState
+    engine: Literal["vllm", "emulated"] = "vllm"
+    pid: int | None = None
+    restarts: int = 0
+    started_at: datetime | None = None
+    last_error: str = ""
+    log_file: str = ""
+    namespace: str | None = None  # hex digest
+    block_tokens: int | None = None
+    rss_bytes: int | None = None
+    running: int | None = None  # requests in flight, as the gateways see them
+    waiting: int | None = None
+    max_concurrent_requests: int = 16
+    age_seconds: float = 0.0
+
+
+class WorkerAction(Schema):
+    """Body of POST /api/v1/workers/{id}/actions."""
+
+    action: Literal["restart", "drain", "resume"]
+    reason: str = ""
+
+
+class WorkerRegistration(Schema):
+    """Body of POST /api/v1/workers: an engine that Perilune did not start (tests: emulated)."""
+
+    id: str
+    role: WorkerRole
+    model: str
+    url: str
+    engine: Literal["vllm", "emulated"] = "vllm"
+    node_id: str = "external"
+    max_concurrent_requests: int = 16

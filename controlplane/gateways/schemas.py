@@ -1,0 +1,104 @@
+"""Gateways: how they read the cluster and report to the control plane."""
+
+from datetime import datetime
+
+from pydantic import Field
+
+from controlplane.decisions.schemas import Decision
+from controlplane.fleet.schemas import Worker
+from controlplane.models.schemas import Model
+from controlplane.nodes.schemas import Node
+from controlplane.policies.schemas import PolicyRevision
+from controlplane.schema_base import Schema
+
+HISTOGRAM_BOUNDS_SECONDS: tuple[float, ...] = (
+    0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75,
+    1.0, 1.5, 2.0, 3.0, 5.0, 7.5, 10.0, 20.0, 30.0, 60.0, 120.0,
+)  # fmt: skip
+"""Upper bounds of the latency buckets; one open bucket follows."""
+
+
+class ClientKey(Schema):
+    """A bearer key of /v1 as gateways know it: only its SHA-256."""
+
+    key_sha256: str
+    tenant: str
+
+
+class ClusterView(Schema):
+    """GET /api/v1/view?gateway=ID&after=REV&wait=25: returns when `revision` > REV, or 304 after
+    `wait` seconds. Asking with after=REV acknowledges REV: that gateway acts on it."""
+
+    revision: int
+    boot_id: str  # changes when the control plane restarts; revisions restart with it
+    cluster: str
+    nodes: list[Node]
+    workers: list[Worker]
+    models: list[Model]
+    policies: list[PolicyRevision]  # the active ones
+    client_keys: list[ClientKey] = []
+
+
+class Histogram(Schema):
+    """Cumulative since the gateway's start; `counts` has one entry more than the bounds."""
+
+    counts: list[int]
+    sum_seconds: float = 0.0
+
+
+class WorkerLoad(Schema):
+    """A gateway's view of one worker; counters cumulative since its start."""
+
+    running: int = 0
+    waiting: int = 0
+    requests_total: int = 0
+    failures_total: int = 0
+    queued_tokens: int = 0
+
+
+class GatewayStats(Schema):
+    """Counters cumulative since `started_at`; gauges as of now."""
+
+    started_at: datetime
+    requests_total: int = 0
+    rejected_total: int = 0
+    failed_total: int = 0
+    cancelled_total: int = 0
+    client_errors_total: int = 0
+    in_flight: int = 0
+    prompt_tokens_total: int = 0
+    hit_tokens_total: int = 0
+    output_tokens_total: int = 0
+    tokenizer_mismatch_total: int = 0
+    slo_met_total: int = 0
+    slo_missed_total: int = 0
+    decisions_dropped_total: int = 0
+    ttft: Histogram
+    tbt: Histogram
+    queue: Histogram
+    workers: dict[str, WorkerLoad] = {}
+    index_blocks: int = 0
+    rss_bytes: int = 0
+
+
+class GatewayReport(Schema):
+    """Body of POST /api/v1/gateways/{id}/report, every 250 to 1000 ms."""
+
+    url: str
+    pid: int
+    view_revision: int
+    stats: GatewayStats
+    decisions: list[Decision] = Field(default=[], max_length=1000)
+
+
+class Gateway(Schema):
+    """A gateway as the control plane lists it."""
+
+    id: str
+    url: str
+    pid: int
+    state: str  # ready | stale | lost
+    view_revision: int
+    last_report_at: datetime
+    age_seconds: float
+    stats: GatewayStats | None = None

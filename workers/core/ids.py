@@ -1,0 +1,25 @@
+"""Names of things. Each is a NewType, so that mypy tells a node from a worker."""
+
+from typing import NewType
+
+NodeId = NewType("NodeId", str)
+WorkerId = NewType("WorkerId", str)
+TransferId = NewType("TransferId", str)
+OwnerId = NewType("OwnerId", str)
+BlockHash = NewType("BlockHash", bytes)
+"""Chained content key of one block: 16 bytes of blake3."""
+NamespaceDigest = NewType("NamespaceDigest", bytes)
+"""32 bytes of blake3 over the canonical encoding of a `NamespaceSpec`."""
+Incarnation = NewType("Incarnation", int)
+"""Milliseconds since the epoch at an agent's start: a restarted agent is a new one."""
+SlotIndex = NewType("SlotIndex", int)
+
+
+def transfer_owner(transfer_id: str) -> OwnerId:
+    """Owner of the pins that keep a prompt's blocks between the prefill and the decode leg."""
+    return OwnerId(f"transfer:{transfer_id}")
+
+
+def load_owner(worker_id: str, request_id: str) -> OwnerId:
+    """Owner of the pins that one request's load holds while a worker reads slots."""
+    return OwnerId(f"load:{worker_id}:{request_id}")
