@@ -1,0 +1,1 @@
+"""Model preparation: from a name that an operator types to a folder that an engine can load."""
