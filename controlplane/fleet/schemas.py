@@ -4,7 +4,7 @@ top-level package `workers`.)"""
 from datetime import datetime
 from typing import Literal
 
-from controlplane.schema_base import Schema
+from controlplane.schema_base import Page, Schema
 
 WorkerRole = Literal["prefill", "decode", "both"]
 WorkerState = Literal[
@@ -53,3 +53,16 @@ class WorkerRegistration(Schema):
     engine: Literal["vllm", "emulated"] = "vllm"
     node_id: str = "external"
     max_concurrent_requests: int = 16
+
+
+class WorkerList(Page):
+    """GET /api/v1/workers, by id."""
+
+    items: list[Worker]
+
+
+class WorkerActionReply(Schema):
+    """The worker as the view shows it now; `command_id` is null where no process must act."""
+
+    worker: Worker
+    command_id: str | None = None

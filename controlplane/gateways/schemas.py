@@ -9,7 +9,7 @@ from controlplane.fleet.schemas import Worker
 from controlplane.models.schemas import Model
 from controlplane.nodes.schemas import Node
 from controlplane.policies.schemas import PolicyRevision
-from controlplane.schema_base import Schema
+from controlplane.schema_base import Page, Schema
 
 HISTOGRAM_BOUNDS_SECONDS: tuple[float, ...] = (
     0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75,
@@ -102,3 +102,16 @@ class Gateway(Schema):
     last_report_at: datetime
     age_seconds: float
     stats: GatewayStats | None = None
+
+
+class GatewayList(Page):
+    """GET /api/v1/gateways, by id."""
+
+    items: list[Gateway]
+
+
+class ReportReply(Schema):
+    """The decisions of the report are stored; `view_revision` is the newest there is."""
+
+    stored: int
+    view_revision: int

@@ -1,6 +1,6 @@
 """Models that the cluster serves."""
 
-from controlplane.schema_base import Schema
+from controlplane.schema_base import Page, Schema
 
 
 class Model(Schema):
@@ -19,3 +19,9 @@ class ModelRegistration(Schema):
     path: str
     max_model_len: int | None = None
     kv_bytes_per_token: int | None = None
+
+
+class ModelList(Page):
+    """GET /api/v1/models, by id."""
+
+    items: list[Model]

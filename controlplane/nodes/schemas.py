@@ -5,7 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from controlplane.schema_base import Schema
+from controlplane.schema_base import Page, Schema
 
 NodeState = Literal["ready", "stale", "lost"]
 """ready: heartbeat younger than 3 s; stale: younger than 10 s; lost: older."""
@@ -54,3 +54,9 @@ class HeartbeatReply(Schema):
     commands: list[dict[str, str]] = []  # WorkerCommand as JSON
     cache_policy_revision: int = 0
     cache_policy: dict[str, object] = {}
+
+
+class NodeList(Page):
+    """GET /api/v1/nodes, by id."""
+
+    items: list[Node]

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from controlplane.schema_base import Schema
+from controlplane.schema_base import Page, Schema
 
 PolicyKind = Literal["slo", "scheduling", "cache"]
 
@@ -71,3 +71,16 @@ class PolicyPutReply(Schema):
     active: PolicyRevision
     acknowledged_gateways: list[str] = []
     pending_gateways: list[str] = []
+
+
+class PolicyList(Page):
+    """GET /api/v1/policies (the active ones) and .../revisions (newest first)."""
+
+    items: list[PolicyRevision]
+
+
+class PolicyRevert(Schema):
+    """Body of POST /api/v1/policies/{kind}/{scope}/revert: a new revision with the old spec."""
+
+    revision: Annotated[int, Field(ge=1)]
+    reason: Annotated[str, Field(max_length=500)] = ""

@@ -5,7 +5,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from controlplane.schema_base import Schema
+from controlplane.schema_base import Page, Schema
 
 
 class KeyCreate(Schema):
@@ -29,3 +29,9 @@ class KeyCreated(Key):
     """The only reply that carries the secret."""
 
     secret: str
+
+
+class KeyList(Page):
+    """GET /api/v1/keys, oldest first."""
+
+    items: list[Key]
