@@ -1,10 +1,10 @@
 """Errors of the data plane.
 
-    PeriluneError
-    ├── ConfigError        what the operator wrote; names field, value and way out
-    ├── RefusedError       a peer said no at the handshake; carries both values
-    ├── ProtocolError      a peer broke the wire format
-    └── AgentUnavailableError  no answer from the node agent within the bound
+PeriluneError
+├── ConfigError        what the operator wrote; names field, value and way out
+├── RefusedError       a peer said no at the handshake; carries both values
+├── ProtocolError      a peer broke the wire format
+└── AgentUnavailableError  no answer from the node agent within the bound
 """
 
 
