@@ -1,0 +1,80 @@
+"""What every test run shares: skips that count as failures in CI, and one summary for two runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Callable, Generator
+from pathlib import Path
+
+import pytest
+
+NO_SKIPS = os.environ.get("PERILUNE_NO_SKIPS") == "1"
+COUNTED = ("passed", "failed", "error", "skipped", "xfailed", "deselected")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    if NO_SKIPS and report.skipped and not hasattr(report, "wasxfail"):
+        _fail(report)
+    return report
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report() -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    report = yield
+    if NO_SKIPS and report.skipped:
+        _fail(report)
+    return report
+
+
+def _fail(report: pytest.TestReport | pytest.CollectReport) -> None:
+    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr
+    report.outcome = "failed"
+    report.longrepr = f"skipped where every test must run (PERILUNE_NO_SKIPS=1): {reason}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Carries the counts of the first run of `scripts/test` into the second one's last line."""
+    stats = terminalreporter.stats
+    if target := os.environ.get("PERILUNE_COUNTS_OUT"):
+        counts = {key: len(stats.get(key, [])) for key in COUNTED[:-1]}
+        Path(target).write_text(json.dumps(counts))
+    source = os.environ.get("PERILUNE_COUNTS_IN")
+    if not source or not Path(source).stat().st_size:
+        return
+    first = json.loads(Path(source).read_text())
+    second = {key: len(stats.get(key, [])) for key in first}
+    terminalreporter.section("both parts")
+    terminalreporter.write_line(f"in parallel: {_words(first)}; one at a time: {_words(second)}")
+    # What the first run deselected is what the second one ran, and the other way round.
+    stats.pop("deselected", None)
+    for key, count in first.items():
+        stats.setdefault(key, []).extend(_Counted() for _ in range(count))
+
+
+def _words(counts: dict[str, int]) -> str:
+    return ", ".join(f"{count} {key}" for key, count in counts.items() if count) or "none"
+
+
+class _Counted:
+    """Stands for a report of the first run in the second run's summary line."""
+
+    count_towards_summary = True
+
+
+@pytest.fixture
+def free_port() -> Callable[[], int]:
+    """Gives a port of 127.0.0.1 that was free a moment ago."""
+
+    def pick() -> int:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port: int = probe.getsockname()[1]
+            return port
+
+    return pick
