@@ -1,0 +1,53 @@
+"""Several emulated workers of one process, with a pool client each where an agent is given."""
+
+from workers.engines.emulated.api import Api
+from workers.engines.emulated.http import Server
+from workers.engines.emulated.text import Prompts
+from workers.engines.emulated.worker import EngineConfig, Worker, WorkerSpec
+
+
+class Fleet:
+    """`start`, then `urls`; `stop` ends everything it started. One event loop only."""
+
+    def __init__(
+        self,
+        specs: list[WorkerSpec],
+        config: EngineConfig,
+        agent_socket: str | None = None,
+        weights_version: str = "emulated",
+    ) -> None:
+        self._config = config
+        self._agent_socket = agent_socket
+        self._weights_version = weights_version
+        prompts = Prompts(config.model_path)
+        self.apis = {spec.worker_id: Api(Worker(spec, config), prompts) for spec in specs}
+        self._servers: dict[str, Server] = {}
+        self._host = "127.0.0.1"
+
+    async def start(self, host: str = "127.0.0.1") -> None:
+        self._host = host
+        for worker_id, api in self.apis.items():
+            server = Server(api.handle)
+            await server.start(host, api.worker.spec.port)
+            self._servers[worker_id] = server
+
+    async def stop(self) -> None:
+        for server in self._servers.values():
+            await server.stop()
+
+    async def stop_worker(self, worker_id: str) -> None:
+        """End one worker as if its process had died."""
+        await self._servers[worker_id].stop()
+
+    async def restart_worker(self, worker_id: str) -> None:
+        """Bring a stopped worker back on its old port, with an empty device cache."""
+        port = self._servers[worker_id].port
+        api = self.apis[worker_id]
+        api.worker.device.clear()
+        server = Server(api.handle)
+        await server.start(self._host, port)
+        self._servers[worker_id] = server
+
+    @property
+    def urls(self) -> dict[str, str]:
+        return {name: f"http://{self._host}:{s.port}" for name, s in self._servers.items()}
