@@ -1,0 +1,208 @@
+"""One request's life as a state machine: events in, commands out; every exit releases once.
+
+waiting -> prefilling -> handing_over -> decoding -> done
+   |           |              |             |
+   +-----------+--------------+-------------+--> failed | cancelled      (waiting -> rejected)
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+
+class State(StrEnum):
+    """Where a request is; the last four are ends."""
+
+    WAITING = "waiting"
+    PREFILLING = "prefilling"
+    HANDING_OVER = "handing_over"
+    DECODING = "decoding"
+    DONE = "done"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    REJECTED = "rejected"
+
+
+ENDS = frozenset({State.DONE, State.FAILED, State.CANCELLED, State.REJECTED})
+
+
+# --- events ---
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """Admission said no."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlotTaken:
+    """The request holds a decode slot of this worker (again after a move)."""
+
+    worker_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillStarted:
+    """Leg 1 goes to this worker."""
+
+    worker_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillEnded:
+    """Leg 1 is over: served, or failed with another try or decode-side prefill to follow."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeStarted:
+    """Leg 2 goes out."""
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeRetried:
+    """Leg 2 failed before its first byte; it will be tried elsewhere."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The answer is complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """No answer, or a broken one."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClientLeft:
+    """The client closed its connection."""
+
+
+Event = (
+    Rejected
+    | SlotTaken
+    | PrefillStarted
+    | PrefillEnded
+    | DecodeStarted
+    | DecodeRetried
+    | Finished
+    | Failed
+    | ClientLeft
+)
+
+
+# --- commands ---
+
+
+@dataclass(frozen=True, slots=True)
+class EndPrefillLoad:
+    """The leg no longer counts in the worker's queue."""
+
+    worker_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class FreeSlot:
+    """Give the decode slot back."""
+
+    worker_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasePins:
+    """Tell the agents that the transfer's pins may end."""
+
+
+@dataclass(frozen=True, slots=True)
+class CloseRecord:
+    """The decision record is complete but for late leg reports."""
+
+    state: State
+
+
+Command = EndPrefillLoad | FreeSlot | ReleasePins | CloseRecord
+
+
+class InvalidTransitionError(AssertionError):
+    """An event that cannot happen in this state; carries the story."""
+
+
+@dataclass(slots=True)
+class Lifecycle:
+    """What one request holds. `handle` is the one door in."""
+
+    state: State = State.WAITING
+    slot_worker: str = ""
+    prefill_worker: str = ""
+    may_have_pins: bool = False
+    story: list[str] = field(default_factory=list)
+
+    def handle(self, event: Event) -> list[Command]:
+        """Commands in the order to perform them. Raises `InvalidTransitionError`."""
+        self.story.append(type(event).__name__)
+        match event:
+            case SlotTaken(worker_id):
+                self._expect(event, State.WAITING, State.HANDING_OVER)
+                self.slot_worker = worker_id
+                return []
+            case PrefillStarted(worker_id):
+                self._expect(event, State.WAITING, State.PREFILLING)
+                assert not self.prefill_worker, "the leg before has not ended"
+                self.state, self.prefill_worker = State.PREFILLING, worker_id
+                self.may_have_pins = True
+                return []
+            case PrefillEnded():
+                self._expect(event, State.PREFILLING)
+                return self._end_prefill()
+            case DecodeStarted():
+                self._expect(event, State.WAITING, State.PREFILLING, State.HANDING_OVER)
+                assert not self.prefill_worker, "leg 1 has not ended"
+                self.state = State.DECODING
+                return []
+            case DecodeRetried():
+                self._expect(event, State.DECODING)
+                self.state = State.HANDING_OVER
+                return []
+            case Rejected():
+                self._expect(event, State.WAITING)
+                return self._end(State.REJECTED)
+            case Finished():
+                self._expect(event, State.DECODING)
+                return self._end(State.DONE)
+            case Failed():
+                return self._end_if_open(State.FAILED)
+            case ClientLeft():
+                return self._end_if_open(State.CANCELLED)
+
+    def check_integrity(self) -> None:
+        """An ended request holds nothing; leg 1 is in flight only while prefilling."""
+        if self.state in ENDS:
+            assert not self.slot_worker, self.story
+            assert not self.prefill_worker, self.story
+            assert not self.may_have_pins, self.story
+        if self.prefill_worker:
+            assert self.state is State.PREFILLING, self.story
+
+    def _end_if_open(self, state: State) -> list[Command]:
+        return [] if self.state in ENDS else self._end(state)
+
+    def _end(self, state: State) -> list[Command]:
+        commands = self._end_prefill()
+        if self.slot_worker:
+            commands.append(FreeSlot(self.slot_worker))
+            self.slot_worker = ""
+        if self.may_have_pins:
+            commands.append(ReleasePins())
+            self.may_have_pins = False
+        self.state = state
+        commands.append(CloseRecord(state))
+        return commands
+
+    def _end_prefill(self) -> list[Command]:
+        if not self.prefill_worker:
+            return []
+        worker_id, self.prefill_worker = self.prefill_worker, ""
+        return [EndPrefillLoad(worker_id)]
+
+    def _expect(self, event: Event, *states: State) -> None:
+        if self.state not in states:
+            raise InvalidTransitionError(f"{event} in {self.state}: {' > '.join(self.story)}")

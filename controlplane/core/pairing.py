@@ -1,0 +1,117 @@
+"""Decode slots: at most `cap` requests a worker; a freed slot goes to the next waiting at once."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """`request_id` now holds a slot of `worker_id`."""
+
+    request_id: str
+    worker_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class SlotLimit:
+    """What a decode worker serves and how many at a time; 0 = no new ones (draining)."""
+
+    model: str
+    cap: int
+
+
+@dataclass(slots=True)
+class DecodeSlots:
+    """Who holds which slot, and who waits. Waiting is first come, first served for each model."""
+
+    max_waiting: int = 1024
+    _limits: dict[str, SlotLimit] = field(default_factory=dict)
+    _running: dict[str, int] = field(default_factory=dict)
+    _holders: dict[str, str] = field(default_factory=dict)  # request -> worker
+    _waiting: dict[str, deque[str]] = field(default_factory=dict)  # model -> requests
+    num_waiting: int = 0
+
+    def running(self, worker_id: str) -> int:
+        return self._running.get(worker_id, 0)
+
+    def waiting(self, model: str) -> int:
+        return len(self._waiting.get(model, ()))
+
+    def set_limits(self, limits: dict[str, SlotLimit]) -> list[Granted]:
+        """A new view of the workers. Holders of vanished workers keep what they hold."""
+        self._limits = limits
+        return [grant for worker_id in limits for grant in self._grant(worker_id)]
+
+    def take(self, request_id: str, worker_id: str) -> None:
+        """Hold a slot of `worker_id`, which must be free or be the holder's move (a retry)."""
+        old = self._holders.pop(request_id, None)
+        if old is not None:
+            self._lower(old)
+        self._holders[request_id] = worker_id
+        self._running[worker_id] = self._running.get(worker_id, 0) + 1
+
+    def wait(self, request_id: str, model: str) -> bool:
+        """Queue for any slot of `model`; False when the queue is full."""
+        if self.num_waiting >= self.max_waiting:
+            return False
+        self._waiting.setdefault(model, deque()).append(request_id)
+        self.num_waiting += 1
+        return True
+
+    def leave(self, request_id: str, model: str) -> bool:
+        """Stop waiting; False if it did not wait (it was granted already)."""
+        queue = self._waiting.get(model)
+        if queue is None or request_id not in queue:
+            return False
+        queue.remove(request_id)
+        self._shrunk(model, queue)
+        return True
+
+    def free(self, request_id: str) -> list[Granted]:
+        """Give the slot back; idempotent. Whoever gets it next is in the result."""
+        worker_id = self._holders.pop(request_id, None)
+        if worker_id is None:
+            return []
+        self._lower(worker_id)
+        return self._grant(worker_id) if self.num_waiting else []
+
+    def check_integrity(self) -> None:
+        """Counts agree with holders, no queue is empty, nobody both holds and waits."""
+        counted: dict[str, int] = {}
+        for worker_id in self._holders.values():
+            counted[worker_id] = counted.get(worker_id, 0) + 1
+        assert counted == self._running, (counted, self._running)
+        assert all(self._waiting.values()), "an empty queue is left"
+        assert self.num_waiting == sum(len(queue) for queue in self._waiting.values())
+        waiting = [request_id for queue in self._waiting.values() for request_id in queue]
+        assert not set(waiting) & self._holders.keys(), "a holder waits"
+        assert len(waiting) == len(set(waiting)) <= self.max_waiting
+        for worker_id, limit in self._limits.items():
+            idle = self.running(worker_id) < limit.cap
+            assert not (idle and self.waiting(limit.model)), f"{worker_id} idles, others wait"
+
+    def _grant(self, worker_id: str) -> list[Granted]:
+        limit = self._limits.get(worker_id)
+        grants: list[Granted] = []
+        while limit is not None and self.running(worker_id) < limit.cap:
+            queue = self._waiting.get(limit.model)
+            if not queue:
+                break
+            request_id = queue.popleft()
+            self._shrunk(limit.model, queue)
+            self.take(request_id, worker_id)
+            grants.append(Granted(request_id, worker_id))
+        return grants
+
+    def _lower(self, worker_id: str) -> None:
+        left = self._running[worker_id] - 1
+        assert left >= 0, f"{worker_id}: more slots freed than taken"
+        if left:
+            self._running[worker_id] = left
+        else:
+            del self._running[worker_id]
+
+    def _shrunk(self, model: str, queue: deque[str]) -> None:
+        self.num_waiting -= 1
+        if not queue:
+            del self._waiting[model]

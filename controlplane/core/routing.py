@@ -1,0 +1,201 @@
+"""Which prefill worker and which decode worker take a request."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import msgspec
+
+DEFAULT_BALANCING_THRESHOLD = 1.25
+
+
+class PrefillTimes(Protocol):
+    """What routing asks of a prediction."""
+
+    def predict(self, uncached_tokens: int, cached_tokens: int) -> float: ...
+
+
+@dataclass(frozen=True, slots=True)
+class TransferCost:
+    """Time to bring KV from another node's pool. None instead of it: no path between nodes."""
+
+    seconds_per_token: float
+    base_seconds: float = 0.0
+
+    def seconds(self, tokens: int) -> float:
+        return self.base_seconds + self.seconds_per_token * tokens
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillOption:
+    """A prefill worker that may take the request."""
+
+    worker_id: str
+    node_id: str
+    own_prefix_tokens: int
+    queue_seconds: float
+    running: int
+    times: PrefillTimes
+
+
+class PrefillCandidate(msgspec.Struct, frozen=True):
+    """Terms of R31 for one worker, as the decision record shows them."""
+
+    worker_id: str
+    node_id: str
+    own_prefix_tokens: int
+    used_prefix_tokens: int
+    queue_seconds: float
+    transfer_seconds: float
+    prefill_seconds: float
+    ttft_seconds: float
+    verdict: str
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeOption:
+    """A decode worker that may take the request."""
+
+    worker_id: str
+    node_id: str
+    running: int
+    cap: int
+    predicted_tbt_seconds: float | None = None
+
+
+class DecodeCandidate(msgspec.Struct, frozen=True):
+    """Why a decode worker was or was not taken."""
+
+    worker_id: str
+    node_id: str
+    running: int
+    cap: int
+    predicted_tbt_seconds: float | None
+    verdict: str
+
+
+@dataclass(frozen=True, slots=True)
+class Priced:
+    """One option with its terms."""
+
+    option: PrefillOption
+    used_prefix_tokens: int
+    transfer_seconds: float
+    prefill_seconds: float
+    ttft_seconds: float
+
+
+def price(
+    option: PrefillOption,
+    prompt_tokens: int,
+    best_prefix_tokens: int,
+    threshold: float,
+    transfer: TransferCost | None,
+) -> Priced:
+    """R31: fetch the longer prefix only if it is more than `threshold` times the own one."""
+    own = min(option.own_prefix_tokens, prompt_tokens)
+    used, transfer_seconds = own, 0.0
+    if transfer is not None and _is_far_behind(own, best_prefix_tokens, threshold):
+        used = min(best_prefix_tokens, prompt_tokens)
+        transfer_seconds = transfer.seconds(used - own)
+    prefill_seconds = option.times.predict(prompt_tokens - used, used)
+    ttft = option.queue_seconds + transfer_seconds + prefill_seconds
+    return Priced(option, used, transfer_seconds, prefill_seconds, ttft)
+
+
+def order_by_cost(
+    options: list[PrefillOption],
+    prompt_tokens: int,
+    threshold: float = DEFAULT_BALANCING_THRESHOLD,
+    transfer: TransferCost | None = None,
+) -> list[Priced]:
+    """Cheapest predicted TTFT first; equals by what runs there, then by id."""
+    best = max((option.own_prefix_tokens for option in options), default=0)
+    priced = [price(option, prompt_tokens, best, threshold, transfer) for option in options]
+    if len(priced) > 1:
+        priced.sort(key=lambda p: (p.ttft_seconds, p.option.running, p.option.worker_id))
+    return priced
+
+
+def order_by_turn(options: list[PrefillOption], prompt_tokens: int, turn: int) -> list[Priced]:
+    """Round robin, the baseline: worker number `turn` of the ids in order, then the next ones."""
+    if not options:
+        return []
+    by_id = sorted(options, key=lambda option: option.worker_id)
+    start = turn % len(by_id)
+    rotated = by_id[start:] + by_id[:start]
+    return [price(option, prompt_tokens, 0, 1.0, None) for option in rotated]
+
+
+def prefill_candidates(ordered: list[Priced], *, by_turn: bool = False) -> list[PrefillCandidate]:
+    """Every candidate's terms, the chosen one first, with the reason in words."""
+    return [
+        PrefillCandidate(
+            worker_id=priced.option.worker_id,
+            node_id=priced.option.node_id,
+            own_prefix_tokens=priced.option.own_prefix_tokens,
+            used_prefix_tokens=priced.used_prefix_tokens,
+            queue_seconds=priced.option.queue_seconds,
+            transfer_seconds=priced.transfer_seconds,
+            prefill_seconds=priced.prefill_seconds,
+            ttft_seconds=priced.ttft_seconds,
+            verdict=_verdict(priced, ordered[0], by_turn=by_turn),
+        )
+        for priced in ordered
+    ]
+
+
+def order_decode(options: list[DecodeOption]) -> list[DecodeOption]:
+    """Free slots only; the smallest share of its cap in use first, then the best TBT."""
+    free = [option for option in options if option.running < option.cap]
+    if len(free) > 1:
+        free.sort(key=_decode_rank)
+    return free
+
+
+def decode_candidates(options: list[DecodeOption], chosen: str) -> list[DecodeCandidate]:
+    """Every decode option with the reason in words."""
+    return [
+        DecodeCandidate(
+            option.worker_id,
+            option.node_id,
+            option.running,
+            option.cap,
+            option.predicted_tbt_seconds,
+            _decode_verdict(option, chosen),
+        )
+        for option in options
+    ]
+
+
+def _is_far_behind(own: int, best: int, threshold: float) -> bool:
+    if best <= own:
+        return False
+    return own == 0 or best / own > threshold
+
+
+def _verdict(priced: Priced, winner: Priced, *, by_turn: bool) -> str:
+    if priced is winner:
+        return "chosen"
+    if by_turn:
+        return "not its turn"
+    slower = priced.ttft_seconds - winner.ttft_seconds
+    terms = {
+        "queue": priced.option.queue_seconds - winner.option.queue_seconds,
+        "transfer": priced.transfer_seconds - winner.transfer_seconds,
+        "prefill": priced.prefill_seconds - winner.prefill_seconds,
+    }
+    if slower <= 0:
+        return "equal: more running or a later id"
+    return f"{slower * 1000:.0f} ms slower: {max(terms, key=terms.__getitem__)}"
+
+
+def _decode_rank(option: DecodeOption) -> tuple[float, float, str]:
+    return (option.running / option.cap, option.predicted_tbt_seconds or 0.0, option.worker_id)
+
+
+def _decode_verdict(option: DecodeOption, chosen: str) -> str:
+    if option.worker_id == chosen:
+        return "chosen"
+    if option.running >= option.cap:
+        return f"full: {option.running} of {option.cap} run"
+    return f"busier: {option.running} of {option.cap} run"
