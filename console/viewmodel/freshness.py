@@ -1,0 +1,66 @@
+"""LIVE is proven: the age of the newest sample drawn decides what the header says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from console.viewmodel.numbers import age
+
+FRESH_SECONDS = 2.0
+STALE_SECONDS = 10.0
+
+Mark = Literal["connecting", "live", "late", "stale", "held"]
+
+
+@dataclass(frozen=True, slots=True)
+class Freshness:
+    """`mark` decides: live and late draw normally, stale dims values and drops totals."""
+
+    mark: Mark
+    age_seconds: float | None
+    retry_seconds: float | None = None
+    held_at: float | None = None  # seconds since the epoch
+
+    @property
+    def is_stale(self) -> bool:
+        """Values shown are old enough to mislead."""
+        return self.mark == "stale"
+
+    @property
+    def age_text(self) -> str:
+        """`age 0.4 s`, `age 3.1 s!`."""
+        return f"age {age(self.age_seconds)}{'!' if self.mark == 'late' else ''}"
+
+    @property
+    def stale_text(self) -> str:
+        """`STALE 14 s, retry in 2 s`."""
+        retry = (
+            "" if self.retry_seconds is None else f", retry in {max(0.0, self.retry_seconds):.0f} s"
+        )
+        return f"STALE {age(self.age_seconds)}{retry}"
+
+
+def freshness(
+    *,
+    now: float,
+    received: float | None,
+    sample_age: float | None = None,
+    retry_at: float | None = None,
+    held_at: float | None = None,
+) -> Freshness:
+    """`now`, `received`, `retry_at` on one monotonic clock; `sample_age` as the server gave it."""
+    retry = None if retry_at is None else retry_at - now
+    if received is None:
+        return Freshness("connecting", None, retry)
+    seconds = max(0.0, now - received) + max(0.0, sample_age or 0.0)
+    if held_at is not None:
+        return Freshness("held", seconds, retry, held_at)
+    if seconds >= STALE_SECONDS:
+        return Freshness("stale", seconds, retry)
+    return Freshness("live" if seconds < FRESH_SECONDS else "late", seconds, retry)
+
+
+def is_old(seconds: float | None) -> bool:
+    """A row's own age: unknown counts as old."""
+    return seconds is None or seconds >= STALE_SECONDS
