@@ -6,7 +6,7 @@ the longest held prefix of a chain is found by galloping: about ten set look-ups
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -71,7 +71,7 @@ class PrefixIndex:
             node = self._nodes.get(node_id)
             if node is not None:
                 held = node.blocks.get(namespace)
-                lengths[node_id] = held_prefix(held, block_hashes) if held else 0
+                lengths[node_id] = held_prefix(held.__contains__, block_hashes) if held else 0
         return lengths
 
     def position(self, node_id: NodeId) -> tuple[Incarnation, int]:
@@ -132,16 +132,16 @@ class PrefixIndex:
         return node if node.incarnation == incarnation else None
 
 
-def held_prefix(held: Collection[bytes], block_hashes: Sequence[bytes]) -> int:
-    """Length of the prefix of `block_hashes` in `held`, which must be prefix-closed."""
+def held_prefix(holds: Callable[[bytes], bool], block_hashes: Sequence[bytes]) -> int:
+    """Length of the prefix of `block_hashes` that `holds` says yes to; it must be prefix-closed."""
     num_blocks = len(block_hashes)
     low, high = 0, 1  # the first `low` are held
-    while high <= num_blocks and block_hashes[high - 1] in held:
+    while high <= num_blocks and holds(block_hashes[high - 1]):
         low, high = high, high * 2
-    high = min(high, num_blocks + 1)  # `high` are not
+    high = min(high, num_blocks + 1)  # the block at `high` is not
     while high - low > 1:
         middle = (low + high) // 2
-        if block_hashes[middle - 1] in held:
+        if holds(block_hashes[middle - 1]):
             low = middle
         else:
             high = middle

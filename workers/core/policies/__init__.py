@@ -1,0 +1,1 @@
+"""Eviction policies: they order and choose, the pool keeps all else."""

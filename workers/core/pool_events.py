@@ -1,0 +1,42 @@
+"""Collects the pool's KV events between two readings, joining neighbours into runs."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from workers.core.blocks import Block
+from workers.core.ids import BlockHash
+from workers.core.messages import BlocksRemoved, BlocksStored, KvEvent
+
+RemovalCause = Literal["capacity", "corrupt", "failed_write", "purge"]
+
+
+class EventNotes:
+    """Events since the last `take`, in the order in which they happened."""
+
+    def __init__(self) -> None:
+        self._events: list[KvEvent] = []
+
+    def take(self) -> list[KvEvent]:
+        events, self._events = self._events, []
+        return events
+
+    def stored(self, block: Block) -> None:
+        parent = parent_key(block)
+        last = self._events[-1] if self._events else None
+        if isinstance(last, BlocksStored) and last.block_hashes[-1] == parent:
+            last.block_hashes.append(block.key)
+        else:
+            self._events.append(BlocksStored(block.namespace, parent, [block.key]))
+
+    def removed(self, namespace: bytes, keys: list[BlockHash], cause: RemovalCause) -> None:
+        last = self._events[-1] if self._events else None
+        if isinstance(last, BlocksRemoved) and (last.namespace, last.cause) == (namespace, cause):
+            last.block_hashes.extend(keys)
+        else:
+            self._events.append(BlocksRemoved(namespace, list(keys), cause))
+
+
+def parent_key(block: Block) -> bytes:
+    """b"" at a chain's head, as on the wire."""
+    return b"" if block.parent is None else bytes(block.parent.key)
