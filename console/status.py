@@ -1,0 +1,99 @@
+"""`perilune status`: what runs on this machine, measured, and what the control plane says of it."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+
+from console.viewmodel import numbers
+from workers.supervisor.procfs import ProcessIdentity, own_memory_bytes, session_memory_bytes
+from workers.supervisor.state_file import ComponentState, read_state
+
+if TYPE_CHECKING:
+    from workers.supervisor.home import Home
+
+HTTP_TIMEOUT_SECONDS = 2.0
+COLUMNS = ("component", "state", "pid", "memory", "restarts", "for", "address or error")
+RIGHT = frozenset({"pid", "memory", "restarts", "for"})
+
+
+def collect(home: Home) -> dict[str, Any]:
+    """One JSON object. Memory is resident, without shared memory: the agent's slab is beside it.
+
+    Keys: `cluster`, `state` (ready, starting, stopping, down), `data`, `model`, `engine`,
+    `emulated`, `uptime_seconds`, `urls`, `control_plane` (its /health, or null), `supervisor`,
+    `slab_paths`, and `components`, each with `name`, `kind`, `pid`, `state`, `rss_bytes`,
+    `restarts`, `age_seconds`, `url`, `log_file`, `last_error`. Unknown is null.
+    """
+    state = read_state(home.state_file)
+    if state is None or not ProcessIdentity(state.pid, state.start_ticks).is_alive():
+        return {"cluster": None, "state": "down", "data": str(home.data), "components": []}
+    now = time.time()  # noqa: TID251 - compared with another process's wall clock
+    return {
+        "cluster": state.cluster,
+        "state": state.state,
+        "data": str(home.data),
+        "model": state.model,
+        "engine": state.engine,
+        "emulated": state.engine == "emulated",
+        "uptime_seconds": round(now - state.started_at, 1),
+        "urls": {"control_plane": state.control_plane_url, "gateway": state.gateway_url},
+        "control_plane": _health(state.control_plane_url),
+        # The supervisor may share its session with a shell: its own memory only.
+        "supervisor": {"pid": state.pid, "rss_bytes": own_memory_bytes(state.pid)},
+        "slab_paths": state.slab_paths,
+        "components": [_component(each, now) for each in state.components],
+    }
+
+
+def render(status: dict[str, Any]) -> Table | str:
+    """For a terminal."""
+    if status["state"] == "down":
+        return f"no cluster of {status['data']} is running (perilune up starts one)"
+    emulated = ", emulated engine" if status["emulated"] else ""
+    title = f"{status['cluster']}: {status['state']}, model {status['model']}{emulated}"
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for name in COLUMNS:
+        table.add_column(name, justify="right" if name in RIGHT else "left")
+    for each in status["components"]:
+        has_failed = each["state"] == "failed"
+        table.add_row(
+            each["name"],
+            each["state"],
+            str(each["pid"] or "-"),
+            numbers.stored_bytes(each["rss_bytes"]),
+            numbers.count(each["restarts"]),
+            numbers.duration(each["age_seconds"]),
+            f"{each['last_error']} (log: {each['log_file']})" if has_failed else each["url"],
+        )
+    return table
+
+
+def _component(component: ComponentState, now: float) -> dict[str, Any]:
+    identity = ProcessIdentity(component.pid, component.start_ticks)
+    is_alive = bool(component.pid) and identity.is_alive()
+    return {
+        "name": component.name,
+        "kind": component.kind,
+        "state": component.state,
+        "pid": component.pid or None,
+        "rss_bytes": session_memory_bytes(component.pid) if is_alive else None,
+        "restarts": component.restarts,
+        "age_seconds": round(max(now - component.since, 0.0), 1) if component.since else None,
+        "url": component.url,
+        "log_file": component.log_file,
+        "last_error": component.last_error,
+    }
+
+
+def _health(url: str) -> dict[str, Any] | None:
+    import httpx2  # noqa: PLC0415 - not needed where nothing runs
+
+    try:
+        reply = httpx2.get(f"{url}/health", timeout=HTTP_TIMEOUT_SECONDS, trust_env=False)
+        content: dict[str, Any] = reply.json()
+    except (httpx2.HTTPError, OSError, ValueError):
+        return None
+    return content

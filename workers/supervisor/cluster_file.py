@@ -1,0 +1,178 @@
+"""The declared file of `perilune up --file`: TOML, strict, every unknown key refused by name."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from workers.core.errors import ConfigError
+from workers.supervisor.settings import RoleSettings, Settings
+
+Share = Annotated[float, Field(gt=0, le=1)]
+Positive = Annotated[int, Field(gt=0)]
+PositiveNumber = Annotated[float, Field(gt=0)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class ClusterSection(_Section):
+    """[cluster]: what holds for the whole cluster."""
+
+    name: str = ""
+    model: str = "smollm2"
+    engine: Literal["vllm", "emulated"] = "vllm"
+    scheduler_endpoint: str = "127.0.0.1:8000"
+    transfer_engine: Literal["shm"] = "shm"
+    backend: Literal["dram"] = "dram"
+    bandwidth_gbps: PositiveNumber = 100
+    block_tokens: Positive = 64
+    slab_gib: PositiveNumber = 2
+    dtype: str = "auto"
+    max_model_len: Positive = 8192
+
+
+class PrefillSection(_Section):
+    """[prefill]: workers that read prompts."""
+
+    count: Positive = 1
+    gpu_memory_utilization: Share = 0.90
+    max_num_batched_tokens: Positive = 8192
+    enable_prefix_caching: bool = True
+    block_size: Positive | None = None
+    max_ttft_ms: PositiveNumber = 2000
+    min_mfu: Annotated[float, Field(ge=0, le=1)] = 0.35
+    kv_cache_dtype: str = "auto"
+
+
+class DecodeSection(_Section):
+    """[decode]: workers that write answers."""
+
+    count: Positive = 1
+    gpu_memory_utilization: Share = 0.85
+    max_num_batched_tokens: Positive = 2048
+    block_size: Positive | None = None
+    max_tbt_ms: PositiveNumber = 50
+    max_concurrent_requests: Positive = 256
+    kv_cache_dtype: str = "auto"
+
+
+class SchedulerSection(_Section):
+    """[scheduler]: how requests are placed and refused."""
+
+    kv_cache_balancing_threshold: Annotated[float, Field(ge=1, le=100)] = 1.25
+    estimate_model: Literal["empirical"] = "empirical"
+    reject_on_slo_violation: bool = True
+
+
+class ClusterFile(_Section):
+    """The whole file; a section may be missing."""
+
+    cluster: ClusterSection = ClusterSection()
+    prefill: PrefillSection = PrefillSection()
+    decode: DecodeSection = DecodeSection()
+    scheduler: SchedulerSection = SchedulerSection()
+
+
+def read_cluster_file(path: Path) -> ClusterFile:
+    """Raises ConfigError naming the file, section, key and value."""
+    try:
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(
+            "--file", str(path), f"cannot be read ({error.strerror})", "Check the path."
+        ) from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError("--file", str(path), f"is no TOML: {error}", "Correct it.") from error
+    try:
+        return ClusterFile.model_validate(content)
+    except ValidationError as error:
+        raise _first_error(path, error) from error
+
+
+def merge_settings(options: dict[str, Any]) -> Settings:
+    """Defaults, then the file of `options["file"]`, then the other options given."""
+    given = dict(options)
+    file: Path | None = given.pop("file", None)
+    settings = Settings() if file is None else apply_file(Settings(), read_cluster_file(file))
+    for role in ("prefill", "decode"):
+        if role in given:
+            given[role] = replace(getattr(settings, role), count=given[role])
+    return replace(settings, **given)
+
+
+def apply_file(settings: Settings, file: ClusterFile) -> Settings:
+    """Settings with what the file says."""
+    host, port = _endpoint(file.cluster.scheduler_endpoint)
+    return replace(
+        settings,
+        cluster=file.cluster.name or settings.cluster,
+        model=file.cluster.model,
+        engine=file.cluster.engine,
+        host=host,
+        port_gateway=port,
+        block_tokens=file.cluster.block_tokens,
+        slab_gib=float(file.cluster.slab_gib),
+        dtype=file.cluster.dtype,
+        max_model_len=file.cluster.max_model_len,
+        prefill=_role(file.prefill, enable_prefix_caching=file.prefill.enable_prefix_caching),
+        decode=_role(file.decode, enable_prefix_caching=True),
+        policies=policies_of(file),
+    )
+
+
+def policies_of(file: ClusterFile) -> dict[str, dict[str, object]]:
+    """The part of the file that is policy: kind -> fields of its spec."""
+    return {
+        "slo": {
+            "mode": "enforce" if file.scheduler.reject_on_slo_violation else "observe",
+            "max_ttft_ms": float(file.prefill.max_ttft_ms),
+            "max_tbt_ms": float(file.decode.max_tbt_ms),
+        },
+        "scheduling": {
+            "balancing_threshold": float(file.scheduler.kv_cache_balancing_threshold),
+            "max_concurrent_per_decode": file.decode.max_concurrent_requests,
+        },
+    }
+
+
+def _role(section: PrefillSection | DecodeSection, *, enable_prefix_caching: bool) -> RoleSettings:
+    return RoleSettings(
+        count=section.count,
+        gpu_memory_utilization=section.gpu_memory_utilization,
+        max_num_batched_tokens=section.max_num_batched_tokens,
+        enable_prefix_caching=enable_prefix_caching,
+        kv_cache_dtype=None if section.kv_cache_dtype == "auto" else section.kv_cache_dtype,
+        block_size=section.block_size,
+    )
+
+
+def _endpoint(text: str) -> tuple[str, int]:
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdigit():
+        raise ConfigError(
+            "[cluster] scheduler_endpoint", text, "is no HOST:PORT", 'Write "127.0.0.1:8000".'
+        )
+    return host, int(port)
+
+
+def _first_error(path: Path, error: ValidationError) -> ConfigError:
+    first = error.errors()[0]
+    section, *keys = (str(part) for part in first["loc"])
+    name = f"{path}: [{section}] {'.'.join(keys)}".rstrip()
+    value: Any = first["input"]
+    if first["type"] == "extra_forbidden":
+        return ConfigError(name, value, "is no key of this file", f"Known: {_known(section)}.")
+    return ConfigError(name, value, first["msg"].lower(), "Correct it.")
+
+
+def _known(section: str) -> str:
+    found = ClusterFile.model_fields.get(section)
+    model = ClusterFile if found is None else found.annotation
+    assert model is not None
+    return ", ".join(model.model_fields)

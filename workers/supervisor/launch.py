@@ -1,0 +1,189 @@
+"""`up` and `down`: from settings to a running cluster, and back to nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from workers.core.errors import PeriluneError
+from workers.engines.vllm import probe_engine
+from workers.models.resolve import resolve_model
+from workers.supervisor import preflight
+from workers.supervisor.guardian import end_sessions
+from workers.supervisor.home import Home, ensure_token
+from workers.supervisor.plan import ClusterPlan, make_plan
+from workers.supervisor.ports import choose_ports
+from workers.supervisor.procfs import ProcessIdentity
+from workers.supervisor.progress import Progress, make_progress
+from workers.supervisor.state_file import SupervisorState, read_state
+from workers.supervisor.supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from workers.supervisor.settings import Settings
+
+POLL_SECONDS = 0.1
+LEFTOVER_GRACE_SECONDS = 10.0
+DOWN_SECONDS = 90.0
+"""Longer than any stage of an orderly end: after that, processes are killed."""
+
+
+class AlreadyRunningError(PeriluneError):
+    """Another supervisor holds this data folder; `state` is what it says."""
+
+    def __init__(self, home: Home, state: SupervisorState | None) -> None:
+        who = f"process {state.pid}, {state.state}" if state else "it is just starting"
+        super().__init__(
+            f"a cluster of {home.data} is running already ({who}). "
+            "perilune status shows it, perilune down ends it."
+        )
+        self.state = state
+
+
+def run_foreground(settings: Settings) -> None:
+    """Run the cluster until SIGINT or SIGTERM. Raises PeriluneError where it does not come up."""
+    settings.validate()
+    home = settings.home
+    home.create()
+    with _only_one(home):
+        end_leftovers(home)
+        progress = make_progress()
+        try:
+            plan = prepare(settings, progress)
+            asyncio.run(_supervise(plan, progress))
+        finally:
+            progress.close()
+            home.state_file.unlink(missing_ok=True)
+
+
+def prepare(settings: Settings, progress: Progress) -> ClusterPlan:
+    """Every check that needs no process of ours, then the plan. Raises ConfigError."""
+    if settings.engine == "vllm":
+        facts = probe_engine(settings.engine_python)
+        settings = replace(settings, device=facts.device)
+        preflight.check_compiler(facts.device)
+    engine_block = preflight.engine_block_tokens(settings)
+    preflight.check_block_tokens(settings.block_tokens, engine_block)
+    ports = choose_ports(settings)
+    preflight.check_disk(settings)
+    model = resolve_model(settings.model, settings.data, progress=progress.say)
+    preflight.check_model_files(model)
+    preflight.check_shm(settings)
+    preflight.check_memory(settings, model)
+    return make_plan(settings, model, ports)
+
+
+def run_detached(arguments: list[str], home: Home) -> None:
+    """Run `perilune up ARGUMENTS` in the background; return once it is ready.
+
+    Raises PeriluneError with its last line where it does not come up.
+    """
+    home.create()
+    state = read_state(home.state_file)
+    if state is not None and ProcessIdentity(state.pid, state.start_ticks).is_alive():
+        raise AlreadyRunningError(home, state)
+    log_file = home.log_file("supervisor")
+    offset = log_file.stat().st_size if log_file.exists() else 0
+    with log_file.open("ab") as log:
+        child = subprocess.Popen(  # noqa: S603 - this program
+            [sys.executable, "-m", "console", "up", *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    _follow_start(child, home, log_file, offset)
+
+
+def end_cluster(home: Home, progress: Progress) -> bool:
+    """End the cluster of a data folder; False where there was nothing to end."""
+    state = read_state(home.state_file)
+    if state is None:
+        return False
+    supervisor = ProcessIdentity(state.pid, state.start_ticks)
+    if supervisor.is_alive():
+        os.kill(state.pid, signal.SIGTERM)
+        deadline = time.monotonic() + DOWN_SECONDS
+        while supervisor.is_alive() and time.monotonic() < deadline:
+            time.sleep(POLL_SECONDS)
+        if supervisor.is_alive():
+            progress.say(f"the supervisor did not end within {DOWN_SECONDS:.0f} s and is killed")
+            os.kill(state.pid, signal.SIGKILL)
+    end_leftovers(home)
+    return True
+
+
+def end_leftovers(home: Home) -> int:
+    """End what a supervisor that is gone left behind; returns how many processes led a session."""
+    state = read_state(home.state_file)
+    if state is None:
+        return 0
+    left = {
+        component.pid
+        for component in state.components
+        if component.pid and ProcessIdentity(component.pid, component.start_ticks).is_alive()
+    }
+    end_sessions(left, LEFTOVER_GRACE_SECONDS)
+    for slab in state.slab_paths:
+        Path(slab).unlink(missing_ok=True)
+    home.state_file.unlink(missing_ok=True)
+    return len(left)
+
+
+@contextmanager
+def _only_one(home: Home) -> Iterator[None]:
+    """Hold the data folder; the kernel lets go of it when this process ends, however it ends."""
+    with home.lock_file.open("a") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise AlreadyRunningError(home, read_state(home.state_file)) from None
+        yield
+
+
+async def _supervise(plan: ClusterPlan, progress: Progress) -> None:
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
+    supervisor = Supervisor(plan, ensure_token(plan.settings.home.token_file), progress)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, supervisor.request_stop)
+    await supervisor.run()
+
+
+def _follow_start(child: subprocess.Popen[bytes], home: Home, log_file: Path, offset: int) -> None:
+    """Pass the background process's lines on until it is ready or gone."""
+    progress = make_progress()
+    while True:
+        ended = child.poll() is not None
+        with log_file.open("rb") as log:
+            log.seek(offset)
+            chunk = log.read()
+        whole, newline, _ = chunk.rpartition(b"\n")
+        offset += len(whole) + len(newline)
+        lines = whole.decode(errors="replace").splitlines() if newline else []
+        if ended and child.returncode != 0:
+            raise _failure(lines, progress, log_file)
+        for line in lines:
+            progress.say(line)
+        state = read_state(home.state_file)
+        if ended or (state is not None and state.pid == child.pid and state.state == "ready"):
+            return
+        time.sleep(POLL_SECONDS)
+
+
+def _failure(lines: list[str], progress: Progress, log_file: Path) -> PeriluneError:
+    """The background process's own last line, which our caller prints again as ours."""
+    for line in lines[:-1]:
+        progress.say(line)
+    last = lines[-1] if lines else f"it ended without a word; look into {log_file}"
+    return PeriluneError(last.removeprefix("perilune: "))

@@ -1,0 +1,124 @@
+"""What can be known to fail before anything is started, each as one clear line."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from workers.core.errors import ConfigError
+from workers.engines.vllm import CPU_BLOCK_TOKENS, CUDA_BLOCK_TOKENS
+from workers.supervisor.home import SHM
+from workers.supervisor.procfs import available_memory_bytes
+from workers.supervisor.settings import GIB
+
+if TYPE_CHECKING:
+    from workers.models.resolve import ResolvedModel
+    from workers.supervisor.settings import Settings
+
+ENGINE_BASE_BYTES = int(2.2 * GIB)
+"""An idle vLLM worker (API server, core, worker process) without weights and KV cache."""
+SERVICES_BYTES = 512 * 1024**2
+"""Control plane, gateway, agent and supervisor together."""
+MIN_DISK_BYTES = GIB
+COMPILERS = ("cc", "gcc", "clang")
+
+
+def check_compiler(device: str) -> None:
+    """CUDA kernels are partly compiled at start; the CPU engine runs eagerly and compiles nothing."""
+    if device == "cuda" and not any(map(shutil.which, COMPILERS)):
+        raise ConfigError(
+            "compiler",
+            " or ".join(COMPILERS),
+            "is not installed, and the engine compiles kernels at start",
+            "Debian: apt-get install gcc",
+        )
+
+
+def engine_block_tokens(settings: Settings) -> int:
+    """Tokens of one engine block; a role may set its own."""
+    usual = CPU_BLOCK_TOKENS if settings.device == "cpu" else CUDA_BLOCK_TOKENS
+    if settings.engine == "emulated":
+        return CUDA_BLOCK_TOKENS
+    return math.lcm(settings.prefill.block_size or usual, settings.decode.block_size or usual)
+
+
+def check_block_tokens(block_tokens: int, engine_block_tokens: int) -> None:
+    """A pool block that no number of engine blocks fills would never be hit."""
+    if block_tokens % engine_block_tokens:
+        lower = max(block_tokens // engine_block_tokens, 1) * engine_block_tokens
+        raise ConfigError(
+            "--block-tokens",
+            block_tokens,
+            f"is no multiple of the engine's block of {engine_block_tokens} tokens",
+            f"Choose {lower} or {lower + engine_block_tokens}.",
+        )
+
+
+def check_model_files(model: ResolvedModel) -> None:
+    """The gateway tokenises with the model's own files."""
+    if not model.is_local:
+        return
+    for name in ("config.json", "tokenizer.json"):
+        if not (Path(model.source) / name).is_file():
+            raise ConfigError(
+                "--model", model.source, f"has no {name}", "Point at a whole model folder."
+            )
+
+
+def check_disk(settings: Settings) -> None:
+    free = shutil.disk_usage(settings.data).free
+    if free < MIN_DISK_BYTES:
+        raise ConfigError(
+            "--data",
+            str(settings.data),
+            f"has {free / GIB:.2f} GiB free, logs and database want {MIN_DISK_BYTES / GIB:.0f}",
+            "Free some space or name another folder.",
+        )
+
+
+def check_shm(settings: Settings) -> None:
+    if not SHM.is_dir():
+        raise ConfigError("slab folder", str(SHM), "does not exist", "Mount a tmpfs there.")
+    free = os.statvfs(SHM).f_bavail * os.statvfs(SHM).f_frsize
+    if free < settings.slab_gib * GIB:
+        raise ConfigError(
+            "--slab-gib",
+            settings.slab_gib,
+            f"does not fit into /dev/shm, which has {free / GIB:.2f} GiB free",
+            "Choose less, or enlarge it: mount -o remount,size=8G /dev/shm "
+            "(containers: --shm-size).",
+        )
+
+
+def check_memory(settings: Settings, model: ResolvedModel) -> None:
+    available = available_memory_bytes()
+    needed = needed_memory_bytes(settings, model)
+    if available is not None and available < needed:
+        raise ConfigError(
+            "memory",
+            f"{available / GIB:.1f} GiB available",
+            f"{_workers(settings)} workers, pool and services want about {needed / GIB:.1f} GiB",
+            "End other programs, or lower --slab-gib, --kv-cache-gib or the number of workers.",
+        )
+
+
+def needed_memory_bytes(settings: Settings, model: ResolvedModel) -> int:
+    """An estimate from what was measured: engines, weights, KV caches, slab, services."""
+    slab = int(settings.slab_gib * GIB)
+    if settings.engine == "emulated":
+        return slab + SERVICES_BYTES
+    per_worker = ENGINE_BASE_BYTES + settings.kv_cache_gib * GIB + _weights_bytes(model)
+    return slab + SERVICES_BYTES + _workers(settings) * per_worker
+
+
+def _weights_bytes(model: ResolvedModel) -> int:
+    if not model.is_local:
+        return 0
+    return sum(file.stat().st_size for file in Path(model.source).glob("*.safetensors"))
+
+
+def _workers(settings: Settings) -> int:
+    return settings.prefill.count + settings.decode.count

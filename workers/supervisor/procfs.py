@@ -1,0 +1,146 @@
+"""What Linux says of processes. Every reader answers None or empty for a process that is gone."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+
+PROC = Path("/proc")
+DEAD_STATES = frozenset("ZX")
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessIdentity:
+    """A pid with its start time in clock ticks since boot: pids are used again, pairs are not."""
+
+    pid: int
+    start_ticks: int
+
+    def is_alive(self) -> bool:
+        """Is it this very process, and no zombie?"""
+        stat = _stat(self.pid)
+        return stat is not None and stat[0] not in DEAD_STATES and stat[2] == self.start_ticks
+
+
+def identify(pid: int) -> ProcessIdentity | None:
+    """Identity of a running process."""
+    stat = _stat(pid)
+    return None if stat is None else ProcessIdentity(pid, stat[2])
+
+
+def session_members(session: int) -> list[int]:
+    """Pids of all processes of a session that still run (no zombies)."""
+    members = []
+    for pid in _pids():
+        stat = _stat(pid)
+        if stat is not None and stat[1] == session and stat[0] not in DEAD_STATES:
+            members.append(pid)
+    return members
+
+
+def signal_session(session: int, number: signal.Signals) -> int:
+    """Send a signal to every process of a session; returns how many there were."""
+    members = session_members(session)
+    for pid in members:
+        try:
+            os.kill(pid, number)
+        except (ProcessLookupError, PermissionError):
+            continue
+    return len(members)
+
+
+def own_memory_bytes(pid: int) -> int | None:
+    """Resident memory without shared memory (so without the slab)."""
+    sizes = _status_kib(pid)
+    if "VmRSS" not in sizes:
+        return None
+    return (sizes["VmRSS"] - sizes.get("RssShmem", 0)) * 1024
+
+
+def session_memory_bytes(session: int) -> int | None:
+    """Sum of `own_memory_bytes` over a session; None once it is gone."""
+    sizes = [own_memory_bytes(pid) for pid in session_members(session)]
+    known = [size for size in sizes if size is not None]
+    return sum(known) if known else None
+
+
+def available_memory_bytes() -> int | None:
+    """What the kernel thinks can be had without swapping."""
+    try:
+        for line in (PROC / "meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return None
+
+
+def command_line(pid: int) -> str:
+    """Its arguments, shortened; empty where it may not be read."""
+    try:
+        raw = (PROC / str(pid) / "cmdline").read_bytes()
+    except OSError:
+        return ""
+    return raw.replace(b"\0", b" ").decode(errors="replace").strip()[:120]
+
+
+def listener_of(port: int) -> int | None:
+    """Pid of the process that listens on this TCP port, as far as this user may see."""
+    inodes = _listening_inodes(port)
+    if not inodes:
+        return None
+    for pid in _pids():
+        try:
+            for link in (PROC / str(pid) / "fd").iterdir():
+                if os.readlink(link) in inodes:
+                    return pid
+        except OSError:
+            continue
+    return None
+
+
+def _listening_inodes(port: int) -> set[str]:
+    found = set()
+    for name in ("tcp", "tcp6"):
+        try:
+            lines = (PROC / "net" / name).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            fields = line.split()
+            is_listening = fields[3] == "0A"
+            if is_listening and int(fields[1].rpartition(":")[2], 16) == port:
+                found.add(f"socket:[{fields[9]}]")
+    return found
+
+
+def _pids() -> list[int]:
+    try:
+        return [int(name) for name in os.listdir(PROC) if name.isdigit()]
+    except OSError:
+        return []
+
+
+def _stat(pid: int) -> tuple[str, int, int] | None:
+    """(state, session, start time in ticks)."""
+    try:
+        text = (PROC / str(pid) / "stat").read_text()
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()  # the command's name may hold spaces
+    return fields[0], int(fields[3]), int(fields[19])
+
+
+def _status_kib(pid: int) -> dict[str, int]:
+    sizes = {}
+    try:
+        text = (PROC / str(pid) / "status").read_text()
+    except OSError:
+        return {}
+    for line in text.splitlines():
+        key, _, value = line.partition(":")
+        if value.endswith(" kB"):
+            sizes[key] = int(value.split()[0])
+    return sizes

@@ -1,0 +1,93 @@
+"""Tells the node agent each second of the workers, and carries out what it is told of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from workers.client import AsyncAgentClient
+from workers.core.errors import PeriluneError
+from workers.core.messages import DesiredWorkers, ReportWorkers, WorkerCommand, WorkerStatus
+from workers.core.supervision import ProcessState
+from workers.supervisor.procfs import session_memory_bytes
+
+if TYPE_CHECKING:
+    from workers.supervisor.runner import Runner
+
+REPORT_SECONDS = 1.0
+KEPT_COMMAND_IDS = 1000
+ReportedState = Literal["launching", "loading", "ready", "draining", "stopped", "failed"]
+REPORTED: dict[ProcessState, ReportedState] = {
+    ProcessState.WAITING: "launching",
+    ProcessState.LAUNCHING: "launching",
+    ProcessState.LOADING: "loading",
+    ProcessState.READY: "ready",
+    ProcessState.DRAINING: "draining",
+    ProcessState.STOPPING: "draining",
+    ProcessState.STOPPED: "stopped",
+    ProcessState.FAILED: "failed",
+}
+log = logging.getLogger(__name__)
+
+
+async def report_workers(runners: Sequence[Runner]) -> None:
+    """Run until cancelled. An agent that is away is asked again: it may be restarting."""
+    if not runners or runners[0].component.worker is None:
+        return
+    socket = str(runners[0].component.worker.agent_socket)
+    done: deque[str] = deque(maxlen=KEPT_COMMAND_IDS)
+    while True:
+        try:
+            client = AsyncAgentClient(f"unix:{socket}", role="supervisor", client_id="supervisor")
+            async with client:
+                while True:
+                    reply = await client.request(ReportWorkers(workers=statuses(runners)))
+                    if isinstance(reply, DesiredWorkers):
+                        obey(reply.commands, runners, done)
+                    await asyncio.sleep(REPORT_SECONDS)
+        except (PeriluneError, OSError) as error:
+            log.debug("agent: %s", error)
+            await asyncio.sleep(REPORT_SECONDS)
+
+
+def statuses(runners: Sequence[Runner]) -> list[WorkerStatus]:
+    """The whole list, as the agent passes it on."""
+    return [_status(runner) for runner in runners]
+
+
+def obey(commands: list[WorkerCommand], runners: Sequence[Runner], done: deque[str]) -> None:
+    """Carry out each command once: the same one may come again until it is acknowledged."""
+    by_worker = {
+        runner.component.worker.worker_id: runner for runner in runners if runner.component.worker
+    }
+    for command in commands:
+        if command.command_id in done:
+            continue
+        done.append(command.command_id)
+        runner = by_worker.get(command.worker_id)
+        if runner is None:
+            log.warning("no worker %s for %s", command.worker_id, command.action)
+            continue
+        runner.act(command.action)
+
+
+def _status(runner: Runner) -> WorkerStatus:
+    worker = runner.component.worker
+    assert worker is not None
+    return WorkerStatus(
+        worker_id=worker.worker_id,
+        role=worker.role,
+        model=worker.model,
+        url=runner.component.url,
+        state=REPORTED[runner.state],
+        pid=runner.pid,
+        restarts=runner.process.restarts,
+        engine=worker.engine,
+        started_at=runner.started_at,
+        last_error=runner.process.last_error,
+        log_file=str(runner.component.log_file),
+        rss_bytes=(session_memory_bytes(runner.pid) or 0) if runner.pid else 0,
+    )

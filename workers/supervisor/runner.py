@@ -1,0 +1,232 @@
+"""The shell around one `SupervisedProcess`: spawns, probes, follows and ends the real process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from workers.core.supervision import (
+    ALIVE,
+    Command,
+    DrainRequested,
+    Event,
+    Exited,
+    ProbeSucceeded,
+    ProcessState,
+    Progressed,
+    RestartRequested,
+    ResumeRequested,
+    StartRequested,
+    StopRequested,
+    SupervisedProcess,
+    Ticked,
+)
+from workers.supervisor.logs import BoundedLog, last_error_line
+from workers.supervisor.probes import answers
+from workers.supervisor.procfs import identify, session_members, signal_session
+from workers.supervisor.state_file import ComponentState
+
+if TYPE_CHECKING:
+    import httpx2
+
+    from workers.supervisor.component import Component
+
+TICK_SECONDS = 0.1
+PROBE_SECONDS = 1.0
+START_PROBE_SECONDS = 0.25
+LEFTOVER_GRACE_SECONDS = 2.0
+CHUNK_BYTES = 64 * 1024
+ACTIONS: dict[str, Event] = {
+    "restart": RestartRequested(),
+    "drain": DrainRequested(),
+    "resume": ResumeRequested(),
+}
+
+
+class Runner:
+    """Owns one process from its start to the end of its whole session."""
+
+    def __init__(
+        self,
+        component: Component,
+        http: httpx2.AsyncClient,
+        on_change: Callable[[Runner], None],
+        on_session: Callable[[int, bool], None],
+    ) -> None:
+        """`on_session(session, begins)` tells the guardian; `on_change` follows each transition."""
+        self.component = component
+        self.process = SupervisedProcess(component.limits)
+        self.pid = 0
+        self.started_at = 0.0  # seconds since the epoch
+        self.since = 0.0
+        self.seconds_to_ready: float | None = None
+        self._launched_at = 0.0
+        self._start_ticks = 0
+        self._http = http
+        self._on_change = on_change
+        self._on_session = on_session
+        self._child: asyncio.subprocess.Process | None = None
+        self._log = BoundedLog(component.log_file)
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def state(self) -> ProcessState:
+        return self.process.state
+
+    def feed(self, event: Event) -> None:
+        """Hand an event to the core and carry out what it says."""
+        before = self.process.state, self.process.restarts
+        for command in self.process.handle(event, time.monotonic()):
+            self._perform(command)
+        if (self.process.state, self.process.restarts) != before:
+            self.since = _epoch()
+            if self.process.state is ProcessState.READY and before[0] is not ProcessState.DRAINING:
+                self.seconds_to_ready = time.monotonic() - self._launched_at
+            self._on_change(self)
+
+    def start(self) -> None:
+        self.feed(StartRequested())
+
+    def stop(self) -> None:
+        self.feed(StopRequested())
+
+    def act(self, action: str) -> None:
+        """`restart`, `drain` or `resume`."""
+        self.feed(ACTIONS[action])
+
+    async def run(self) -> None:
+        """Tick and probe until cancelled; then end the process at once."""
+        next_probe = 0.0
+        try:
+            while True:
+                await asyncio.sleep(TICK_SECONDS)
+                self.feed(Ticked())
+                now = time.monotonic()
+                if now >= next_probe and self._is_probed():
+                    await self._probe()
+                    fast = self.state in {ProcessState.LAUNCHING, ProcessState.LOADING}
+                    next_probe = now + (START_PROBE_SECONDS if fast else PROBE_SECONDS)
+        finally:
+            await self._end_at_once()
+            self._log.close()
+
+    def snapshot(self) -> ComponentState:
+        """As `supervisor.json` shows it."""
+        return ComponentState(
+            name=self.component.name,
+            kind=self.component.kind,
+            state=self.process.state.value,
+            pid=self.pid,
+            start_ticks=self._start_ticks,
+            since=self.since,
+            restarts=self.process.restarts,
+            url=self.component.url,
+            log_file=str(self.component.log_file),
+            last_error=self.process.last_error,
+        )
+
+    def _is_probed(self) -> bool:
+        return self._child is not None and self.state in ALIVE - {ProcessState.STOPPING}
+
+    async def _probe(self) -> None:
+        child = self._child
+        if await answers(self.component.probe, self._http) and child is self._child:
+            self.feed(ProbeSucceeded())
+
+    def _perform(self, command: Command) -> None:
+        match command:
+            case Command.SPAWN:
+                self._launched_at = time.monotonic()
+                task = asyncio.create_task(self._live(), name=f"live {self.component.name}")
+                self._tasks.add(task)
+                task.add_done_callback(self._tasks.discard)
+            case Command.TERMINATE:
+                self._signal_leader(signal.SIGTERM)
+            case Command.KILL:
+                if self.pid:
+                    signal_session(self.pid, signal.SIGKILL)
+
+    def _signal_leader(self, number: signal.Signals) -> None:
+        # Only the leader: it ends its own children in order.
+        if self._child is not None and self._child.returncode is None:
+            self._child.send_signal(number)
+
+    async def _live(self) -> None:
+        """One process: from spawn to the end of its last descendant."""
+        command = self.component.command
+        wrapper = (sys.executable, "-m", "workers.supervisor.child", str(os.getpid()))
+        self._log.begin(" ".join(command))
+        try:
+            child = await asyncio.create_subprocess_exec(
+                *wrapper,
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.STDOUT,
+                env={**os.environ, **self.component.environment},
+                start_new_session=True,
+            )
+        except OSError as error:
+            self.feed(Exited(f"cannot start {command[0]}: {error.strerror}"))
+            return
+        self._begin(child)
+        pump = asyncio.create_task(self._pump(child))
+        status = await child.wait()
+        await self._end_leftovers(child.pid)
+        await asyncio.wait([pump], timeout=LEFTOVER_GRACE_SECONDS)
+        pump.cancel()
+        self._finish(child, status)
+
+    def _begin(self, child: asyncio.subprocess.Process) -> None:
+        self._child, self.pid, self.started_at = child, child.pid, _epoch()
+        identity = identify(child.pid)
+        self._start_ticks = identity.start_ticks if identity else 0
+        self._on_session(child.pid, True)
+        self._on_change(self)
+        if self.state is ProcessState.STOPPING:  # asked while it was being spawned
+            self._signal_leader(signal.SIGTERM)
+
+    def _finish(self, child: asyncio.subprocess.Process, status: int) -> None:
+        self._on_session(child.pid, False)
+        self._child, self.pid, self._start_ticks = None, 0, 0
+        self.feed(Exited(_cause(status, list(self._log.lines))))
+
+    async def _pump(self, child: asyncio.subprocess.Process) -> None:
+        assert child.stdout is not None
+        while chunk := await child.stdout.read(CHUNK_BYTES):
+            for line in self._log.write(chunk):
+                if any(marker in line for marker in self.component.loading_markers):
+                    self.feed(Progressed())
+
+    async def _end_leftovers(self, session: int) -> None:
+        """What outlives the leader (an engine's core after its API process was killed) ends too."""
+        signal_session(session, signal.SIGTERM)
+        kill_at = time.monotonic() + LEFTOVER_GRACE_SECONDS
+        give_up_at = kill_at + LEFTOVER_GRACE_SECONDS  # in uninterruptible sleep: not ours to wait
+        while session_members(session) and (now := time.monotonic()) < give_up_at:
+            if now >= kill_at:
+                signal_session(session, signal.SIGKILL)
+            await asyncio.sleep(TICK_SECONDS)
+
+    async def _end_at_once(self) -> None:
+        self.stop()
+        if self.pid:
+            signal_session(self.pid, signal.SIGKILL)
+        if self._tasks:
+            await asyncio.wait(set(self._tasks), timeout=2 * LEFTOVER_GRACE_SECONDS)
+
+
+def _cause(status: int, lines: list[str]) -> str:
+    """`status` as asyncio gives it: negative for a signal."""
+    how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
+    line = last_error_line(lines)
+    return f"{how}: {line}" if line else how
+
+
+def _epoch() -> float:
+    return time.time()  # noqa: TID251 - shown to people, never computed with
