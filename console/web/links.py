@@ -1,0 +1,56 @@
+"""Console paths (`node/n1`, `request/7f3a`) and table cells as addresses of pages."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+from console.viewmodel.table import Column, Row
+
+_ROOT_OF = {
+    "node": "/nodes",
+    "worker": "/workers",
+    "link": "/transfers",
+    "transfers": "/transfers",
+    "request": "/requests",
+    "requests": "/requests",
+    "rejections": "/rejections",
+    "policy": "/policies",
+    "policies": "/policies",
+    "audit": "/audit",
+    "topology": "/topology",
+    "nodes": "/topology",
+    "workers": "/topology",
+    "overview": "/",
+}
+_NUM_NAMES = {"/nodes": 1, "/workers": 1, "/requests": 1, "/transfers": 2, "/policies": 2}
+_LISTED_ON = {"/nodes": "/topology", "/workers": "/topology"}
+_CACHE_VIEWS = ("hit-rate", "evictions")
+
+
+def path(*parts: str) -> str:
+    """`/nodes/n1` with each name quoted."""
+    return "/" + "/".join(quote(part, safe="") for part in parts)
+
+
+def page_of(console_path: str) -> str:
+    """Empty for a path without a page, so that templates draw text instead of a dead link."""
+    if console_path.startswith("/"):
+        return console_path  # made here, already an address
+    noun, *names = [part for part in console_path.split("/") if part] or [""]
+    if noun == "cache":
+        view = names[0].replace("_", "-") if names else ""
+        return path("cache", view if view in _CACHE_VIEWS else _CACHE_VIEWS[0])
+    root = _ROOT_OF.get(noun, "")
+    if not root or root not in _NUM_NAMES:
+        return root
+    if len(names) != _NUM_NAMES[root]:
+        return _LISTED_ON.get(root, root)
+    return root + path(*names)
+
+
+def cell_page(row: Row, column: Column, place: int) -> str:
+    """Where a cell leads: a node's or worker's name to its page, the first cell to the row's."""
+    name = row.facts.get(column.key)
+    if column.key in ("node", "worker") and isinstance(name, str) and name:
+        return path(f"{column.key}s", name)
+    return page_of(row.opens) if place == 0 and row.opens else ""

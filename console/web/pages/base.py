@@ -1,0 +1,120 @@
+"""What every page is, and what every page reads."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from console.viewmodel import filters
+from console.viewmodel.filters import FieldKind, Filter, FilterError
+from console.viewmodel.heatmap import Heatmap
+from console.viewmodel.state import ConsoleState, Snapshot
+from console.viewmodel.table import Table
+from console.web.viewer import Viewer
+from controlplane.client import AsyncClient
+
+MONOTONIC_NOW = 0.0
+"""A page is drawn in the moment its data came: rows are as old as the server says."""
+MAX_ROWS = 50
+MAX_REMEMBERED = 32
+MAX_ROWS_FILTERED = 500
+
+Crumbs = Sequence[tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """`data` goes to the template; `cli` is the same question asked in a terminal."""
+
+    template: str
+    title: str
+    nav: str
+    crumbs: Crumbs
+    data: Mapping[str, Any] = field(default_factory=dict)
+    cli: str = ""
+    has_figure: bool = False
+    has_form: bool = False
+
+
+class Memory:
+    """The last drawing of each figure, so that a cell changes level only well past an edge."""
+
+    def __init__(self) -> None:
+        self._last: OrderedDict[str, Heatmap] = OrderedDict()
+
+    @staticmethod
+    def key(name: str, viewer: Viewer, part: str = "") -> str:
+        """Figures of different cuts share nothing."""
+        return f"{name} {viewer.window} {part}"
+
+    def get(self, key: str) -> Heatmap | None:
+        return self._last.get(key)
+
+    def put(self, key: str, heatmap: Heatmap) -> Heatmap:
+        self._last[key] = heatmap
+        self._last.move_to_end(key)
+        while len(self._last) > MAX_REMEMBERED:
+            self._last.popitem(last=False)
+        return heatmap
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a page is made from: the client, who looks, and what the frame has already read."""
+
+    client: AsyncClient
+    viewer: Viewer
+    snapshot: Snapshot
+    memory: Memory
+
+    @property
+    def now(self) -> float:
+        """The control plane's time, in seconds since the epoch."""
+        return self.snapshot.overview.at if self.snapshot.overview else 0.0
+
+
+async def read_context(client: AsyncClient, viewer: Viewer, memory: Memory) -> Context:
+    """Overview, nodes and workers: what frame and most pages show. Raises ClientError."""
+    overview, nodes, workers = await asyncio.gather(
+        client.overview(), client.nodes(), client.workers()
+    )
+    state = ConsoleState()
+    state.load(MONOTONIC_NOW, overview=overview, nodes=nodes, workers=workers)
+    return Context(client, viewer, state.snapshot(), memory)
+
+
+@dataclass(frozen=True, slots=True)
+class Filtered:
+    """A table after the filter; `error` is what is wrong with the filter, `count` how many stay."""
+
+    table: Table
+    error: str
+    count: str
+
+
+def filtered(
+    table: Table, viewer: Viewer, fields: Mapping[str, FieldKind], limit: int | None = None
+) -> Filtered:
+    """A filter that cannot be read leaves the table alone and says where it stumbles."""
+    try:
+        chosen = filters.parse(viewer.filter, fields)
+    except FilterError as error:
+        return Filtered(_first(table, table.rows, limit), str(error), f"{len(table.rows)} rows")
+    rows = chosen.apply(table.rows)
+    return Filtered(_first(table, rows, limit, chosen), "", _count(len(rows), table, chosen))
+
+
+def _first(
+    table: Table, rows: Sequence[Any], limit: int | None, chosen: Filter | None = None
+) -> Table:
+    empty = table.empty
+    if table.rows and chosen and chosen.source:
+        empty = f"Nothing matches {chosen.source}. {len(table.rows)} without the filter."
+    return replace(table, rows=tuple(rows[:limit]), empty=empty)
+
+
+def _count(num: int, table: Table, chosen: Filter) -> str:
+    return f"{num} of {len(table.rows)}" if chosen.source else f"{num} shown"

@@ -1,0 +1,146 @@
+"""The three heatmaps, for pages, for plotly.js and as CSV."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
+from urllib.parse import urlencode
+
+from console.viewmodel import cache, transfers
+from console.viewmodel.cache import TimeAxis
+from console.viewmodel.heatmap import Cell, HeatColumn, Heatmap, HeatRow
+from console.viewmodel.history import bucket_for
+from console.viewmodel.transfers import TransferValue
+from console.web.viewer import Viewer
+from controlplane.stats.schemas import Matrix, SeriesReply
+
+from .base import Context
+
+NUM_COLUMNS = 90
+FINEST_STEP_SECONDS = 10
+MATRIX_WINDOW_SECONDS = 300
+EVICTION_METRICS = ",".join(metric for metric, _ in cache.EVICTION_REASONS)
+
+CSV_NAMES: dict[str, tuple[str, str, str]] = {
+    "hit_rate": ("hit_ratio", "hit_tokens", "prompt_tokens"),
+    "evictions": ("evicted_blocks_per_second", "evicted_blocks", "seconds"),
+    "transfers_p95": ("p95_seconds", "moved_bytes", "transfers"),
+    "transfers_bytes": ("moved_bytes_per_second", "moved_bytes", "transfers"),
+    "transfers_failures": ("failures_per_minute", "moved_bytes", "transfers"),
+}
+"""Names of value, numerator and denominator: base units, the unit in the name."""
+
+
+async def hit_rate(context: Context, node_id: str = "") -> Heatmap:
+    """Node x time; one node's row alone on its own page."""
+    source = f"node:{node_id}" if node_id else "node:*"
+    series = await _series(context, "prompt_tokens,hit_tokens", source)
+    nodes = [n for n in context.snapshot.nodes if not node_id or n.id == node_id]
+    if len(nodes) > 1:
+        total = await _series(context, "prompt_tokens,hit_tokens", "cluster")
+        if (total.start, total.step_seconds) == (series.start, series.step_seconds):
+            series = series.model_copy(update={"series": [*series.series, *total.series]})
+    key = context.memory.key("hit-rate", context.viewer, node_id)
+    heat = cache.hit_rate(
+        series,
+        nodes,
+        _axis(context),
+        workers=context.snapshot.workers,
+        previous=context.memory.get(key),
+    )
+    return context.memory.put(key, heat)
+
+
+async def evictions(context: Context) -> Heatmap:
+    """Reason x time over all nodes."""
+    series = await _series(context, EVICTION_METRICS, "node:*")
+    key = context.memory.key("evictions", context.viewer)
+    heat = cache.evictions(series, _axis(context), previous=context.memory.get(key))
+    return context.memory.put(key, heat)
+
+
+async def transfer_matrix(context: Context) -> Heatmap:
+    """Source x destination."""
+    matrix = await context.client.matrix(MATRIX_WINDOW_SECONDS)
+    return heat_of(context, matrix)
+
+
+def heat_of(context: Context, matrix: Matrix) -> Heatmap:
+    """The matrix as the viewer's choice of value."""
+    value = transfer_value(context.viewer)
+    key = context.memory.key("transfers", context.viewer, value)
+    heat = transfers.transfers(
+        matrix,
+        workers=context.snapshot.workers,
+        value=value,
+        previous=context.memory.get(key),
+    )
+    return context.memory.put(key, heat)
+
+
+def transfer_value(viewer: Viewer) -> TransferValue:
+    """What the matrix shows; anything unknown is P95."""
+    return next((value for value in transfers.VALUES if value == viewer.value), "p95")
+
+
+Load = Callable[[Context], Awaitable[Heatmap]]
+FIGURES: dict[str, Load] = {
+    "hit-rate": hit_rate,
+    "evictions": evictions,
+    "transfers": transfer_matrix,
+}
+
+
+def source_of(name: str, viewer: Viewer, **more: str) -> str:
+    """Address that a page's figure, and its CSV, come from."""
+    query = {"window": str(viewer.window), "value": viewer.value, **more}
+    return f"/figures/{name}?{urlencode({k: v for k, v in query.items() if v})}"
+
+
+def to_csv(heatmap: Heatmap) -> str:
+    """One line a cell, raw numbers; a cell without a value keeps its state."""
+    out = io.StringIO()
+    lines = csv.writer(out, lineterminator="\n")
+    matrix = heatmap.axis == "matrix"
+    place = ["source", "destination"] if matrix else ["row", "start", "end"]
+    lines.writerow([*place, *CSV_NAMES[heatmap.name], "state"])
+    for row in heatmap.rows:
+        for column, cell in zip(heatmap.columns, row.cells, strict=True):
+            lines.writerow([*_place(row, column, matrix=matrix), *_numbers(cell), cell.state])
+    return out.getvalue()
+
+
+def _place(row: HeatRow, column: HeatColumn, *, matrix: bool) -> list[str]:
+    return [row.key, column.key] if matrix else [row.key, _utc(column.start), _utc(column.end)]
+
+
+def _numbers(cell: Cell) -> list[str]:
+    return [
+        "" if value is None else f"{value:.10g}"
+        for value in (cell.value, cell.numerator, cell.denominator)
+    ]
+
+
+def _utc(at: float | None) -> str:
+    return "" if at is None else datetime.fromtimestamp(at, UTC).isoformat().replace("+00:00", "Z")
+
+
+def csv_name(context: Context, name: str) -> str:
+    """The file says which cluster, when, and whether its numbers are emulated."""
+    seen = context.snapshot.overview
+    when = datetime.fromtimestamp(context.now, UTC).strftime("%Y%m%dT%H%M%SZ")
+    emulated = "-EMULATED" if context.snapshot.emulated else ""
+    cluster = "".join(c if c.isalnum() or c in "-_" else "_" for c in seen.cluster) if seen else ""
+    return f"perilune-{cluster}-{name}-{when}{emulated}.csv"
+
+
+def _axis(context: Context) -> TimeAxis:
+    return TimeAxis(context.now, context.viewer.tz, float(context.viewer.window), NUM_COLUMNS)
+
+
+async def _series(context: Context, metrics: str, source: str) -> SeriesReply:
+    window = context.viewer.window
+    step = max(FINEST_STEP_SECONDS, bucket_for(window, NUM_COLUMNS))
+    return await context.client.series(metrics, source, window, step)

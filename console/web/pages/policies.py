@@ -1,0 +1,96 @@
+"""Policies: the list, one with its revisions and its form, and the check of a draft."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from console.viewmodel import numbers, policies
+from console.viewmodel.policies import Draft
+from console.viewmodel.table import Row, Table, Text
+from console.web.links import path
+from controlplane.policies.schemas import PolicyRevision
+
+from .base import MAX_ROWS, Context, Page
+
+
+async def policies_page(context: Context) -> Page:
+    """The active revisions."""
+    rows = policies.policies(await context.client.policies(), now=context.now, tz=context.viewer.tz)
+    crumbs = [("Policies", "")]
+    cli = "perilune policy list"
+    return Page("policies.html", "Policies", "policies", crumbs, {"rows": rows}, cli=cli)
+
+
+async def policy_page(context: Context, kind: str, scope: str) -> Page:
+    """Active revision, form, differences from the revision in `?compare=`, history."""
+    client, viewer = context.client, context.viewer
+    active = await client.policy(kind, scope)
+    history = await client.policy_revisions(kind, scope, limit=MAX_ROWS)
+    compared = int(viewer.compare) if viewer.compare.isdecimal() else 0
+    other = await client.policy_revision(kind, scope, compared) if compared else None
+    name = f"{kind}/{scope}"
+    data = {
+        "active": active,
+        "name": name,
+        "since": numbers.stamp(active.created_at, context.now, viewer.tz),
+        "fields": policies.check(Draft(active)).fields,
+        "api": f"/api/v1{path('policies', kind, scope)}",
+        "check": f"{path('policies', kind, scope)}/check",
+        "revisions": _revisions(history.items, context, active),
+        "compared": compared,
+        "diff": _diff(other, active) if other else (),
+    }
+    crumbs = [("Policies", "/policies"), (name, "")]
+    cli = f"perilune policy show {name}"
+    return Page("policy.html", name, "policies", crumbs, data, cli=cli, has_form=True)
+
+
+async def check_draft(
+    context: Context, kind: str, scope: str, values: Mapping[str, str], base: str
+) -> dict[str, object]:
+    """What putting these values would change and do, or what is wrong with them. Writes nothing."""
+    active = await context.client.policy(kind, scope)
+    draft = Draft(active, dict(values))
+    checked = policies.check(draft)
+    shown = policies.check(Draft(active)).fields
+    behind = base.isdecimal() and int(base) != active.revision
+    return {
+        "errors": {view.name: view.error for view in checked.fields if view.error},
+        "spec": checked.spec,
+        "changes": [_line(text) for text in policies.diff(draft, checked)],
+        "effects": [
+            _line(text) for text in policies.consequences(draft, checked, context.snapshot.overview)
+        ],
+        "conflict": policies.conflict(draft, active, context.viewer.tz) if behind else "",
+        "active": {"revision": active.revision, "texts": {v.name: v.was for v in shown}},
+    }
+
+
+def _line(text: Text) -> dict[str, str]:
+    return {"text": text.text, "tone": text.tone}
+
+
+def _diff(old: PolicyRevision, active: PolicyRevision) -> tuple[Text, ...]:
+    values = {name: policies.show(value) for name, value in active.spec.items()}
+    draft = Draft(old, values)
+    return policies.diff(draft, policies.check(draft))
+
+
+def _revisions(rows: Sequence[PolicyRevision], context: Context, active: PolicyRevision) -> Table:
+    """The list's columns without the name, which is the page's."""
+    table = policies.policies(rows, now=context.now, tz=context.viewer.tz)
+    shown = tuple(
+        _revision_row(row, policy, active) for row, policy in zip(table.rows, rows, strict=True)
+    )
+    columns = (replace(table.columns[1], label="REVISION", align="left"), *table.columns[2:])
+    return Table(columns, shown, table.empty)
+
+
+def _revision_row(row: Row, policy: PolicyRevision, active: PolicyRevision) -> Row:
+    name, *rest = row.cells[1:]
+    is_active = policy.revision == active.revision
+    first = replace(name, text=f"{name.text} active" if is_active else name.text)
+    page = path("policies", policy.kind, policy.scope)
+    opens = "" if is_active else f"{page}?compare={policy.revision}#diff"
+    return Row(name.text, (first, *rest), row.facts, opens)

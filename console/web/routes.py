@@ -1,0 +1,101 @@
+"""Addresses of the pages. `mount` is the entry point that the control plane calls at its start."""
+
+from __future__ import annotations
+
+from typing import Literal, Protocol
+
+from fastapi import APIRouter, FastAPI, Request, Response
+
+from console.web.pages import audit, cache, cluster, policies, requests
+from console.web.website import Website
+
+CacheView = Literal["hit-rate", "evictions"]
+FigureName = Literal["hit-rate", "evictions", "transfers"]
+
+
+class Settings(Protocol):
+    """What the pages need to know of the control plane's settings."""
+
+    cluster: str
+
+
+def mount(app: FastAPI, settings: Settings) -> None:
+    """Add the pages to `app`. They read its REST; they write nothing by themselves."""
+    site = Website(app, settings.cluster)
+    router = APIRouter(include_in_schema=False)
+    _add_pages(router, site)
+    _add_objects(router, site)
+    _add_parts(router, site)
+    app.include_router(router)
+
+
+def _add_pages(router: APIRouter, site: Website) -> None:
+    @router.get("/")
+    async def overview(request: Request) -> Response:
+        return await site.page(request, cluster.overview_page)
+
+    @router.get("/topology")
+    async def topology(request: Request) -> Response:
+        return await site.page(request, cluster.topology_page)
+
+    @router.get("/cache/{view}")
+    async def cache_view(request: Request, view: CacheView) -> Response:
+        return await site.page(request, lambda context: cache.cache_page(context, view))
+
+    @router.get("/transfers")
+    async def transfers(request: Request) -> Response:
+        return await site.page(request, cache.transfers_page)
+
+    @router.get("/requests")
+    async def request_list(request: Request) -> Response:
+        return await site.page(request, requests.requests_page)
+
+    @router.get("/rejections")
+    async def rejections(request: Request) -> Response:
+        return await site.page(request, requests.rejections_page)
+
+    @router.get("/policies")
+    async def policy_list(request: Request) -> Response:
+        return await site.page(request, policies.policies_page)
+
+    @router.get("/audit")
+    async def audit_trail(request: Request) -> Response:
+        return await site.page(request, audit.audit_page)
+
+
+def _add_objects(router: APIRouter, site: Website) -> None:
+    @router.get("/nodes/{node_id}")
+    async def node(request: Request, node_id: str) -> Response:
+        return await site.page(request, lambda context: cluster.node_page(context, node_id))
+
+    @router.get("/workers/{worker_id}")
+    async def worker(request: Request, worker_id: str) -> Response:
+        return await site.page(request, lambda context: cluster.worker_page(context, worker_id))
+
+    @router.get("/transfers/{source}/{destination}")
+    async def pair(request: Request, source: str, destination: str) -> Response:
+        return await site.page(
+            request, lambda context: cache.pair_page(context, source, destination)
+        )
+
+    @router.get("/requests/{request_id}")
+    async def one_request(request: Request, request_id: str) -> Response:
+        return await site.page(request, lambda context: requests.request_page(context, request_id))
+
+    @router.get("/policies/{kind}/{scope}")
+    async def policy(request: Request, kind: str, scope: str) -> Response:
+        return await site.page(request, lambda context: policies.policy_page(context, kind, scope))
+
+
+def _add_parts(router: APIRouter, site: Website) -> None:
+    @router.get("/policies/{kind}/{scope}/check")
+    async def check(request: Request, kind: str, scope: str) -> Response:
+        return await site.check(request, kind, scope)
+
+    @router.get("/figures/{name}")
+    async def figure(request: Request, name: FigureName) -> Response:
+        return await site.figure(request, name)
+
+    @router.get("/static/{digest}/{name}")
+    async def static(request: Request, digest: str, name: str) -> Response:
+        return await site.static(request, digest, name)

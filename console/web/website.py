@@ -1,0 +1,119 @@
+"""One mounted set of pages: reads by REST inside the process, renders, answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Awaitable, Callable
+
+import httpx2
+from fastapi import FastAPI, Request, Response
+
+from console.viewmodel.state import Snapshot
+from console.web.assets import Assets
+from console.web.charts import figure_of
+from console.web.frame import Frame, frame_of
+from console.web.pages import figures, policies
+from console.web.pages.base import Context, Memory, Page, read_context
+from console.web.render import Renderer
+from console.web.respond import FOREVER, send
+from console.web.viewer import Viewer, viewer_of
+from controlplane.client import AsyncClient
+from controlplane.client_http import ClientError
+from controlplane.schema_base import Problem
+
+HTML = "text/html; charset=utf-8"
+JSON = "application/json"
+MAX_DRAFT_FIELDS = 50
+
+Load = Callable[[Context], Awaitable[Page]]
+
+
+class Website:
+    """Holds no connection and no task: nothing to end."""
+
+    def __init__(self, app: FastAPI, cluster: str) -> None:
+        self._app = app
+        self._cluster = cluster
+        self.assets = Assets()
+        self._renderer = Renderer(self.assets)
+        self._memory = Memory()
+
+    def _client(self) -> AsyncClient:
+        """Reads are open to all who reach the pages; no token goes along."""
+        transport = httpx2.ASGITransport(app=self._app, raise_app_exceptions=False)
+        return AsyncClient("http://127.0.0.1", "", transport=transport)
+
+    async def page(self, request: Request, load: Load) -> Response:
+        """A page, or the page that says why not; its status is the problem's."""
+        viewer = viewer_of(request)
+        snapshot = Snapshot()
+        status = 200
+        async with self._client() as client:
+            try:
+                context = await read_context(client, viewer, self._memory)
+                snapshot = context.snapshot
+                page = await load(context)
+            except ClientError as error:
+                page, status = _problem_page(error.problem), error.status or 503
+        frame = frame_of(snapshot, viewer, self._cluster)
+        return self._html(request, page, frame, viewer, status)
+
+    def _html(
+        self, request: Request, page: Page, frame: Frame, viewer: Viewer, status: int
+    ) -> Response:
+        body = self._renderer.html(page, frame, viewer)
+        reply = send(request, body, HTML, status=status, vary="Accept-Encoding, Cookie")
+        reply.headers["X-Rendered"] = "1"
+        return reply
+
+    async def figure(self, request: Request, name: str) -> Response:
+        """A heatmap as plotly.js draws it, or as CSV."""
+        query = request.query_params
+        try:
+            async with self._client() as client:
+                context = await read_context(client, viewer_of(request), self._memory)
+                if name == "hit-rate":
+                    heat = await figures.hit_rate(context, query.get("node", ""))
+                else:
+                    heat = await figures.FIGURES[name](context)
+        except ClientError as error:
+            return _problem(request, error.problem)
+        if query.get("as") == "csv":
+            reply = send(request, figures.to_csv(heat).encode(), "text/csv; charset=utf-8")
+            name = figures.csv_name(context, name)
+            reply.headers["Content-Disposition"] = f'attachment; filename="{name}"'
+            return reply
+        figure = figure_of(heat, "light" if query.get("theme") == "light" else "dark")
+        return _json(request, figure.update(query.get("have", "")))
+
+    async def check(self, request: Request, kind: str, scope: str) -> Response:
+        """What a draft would change and do; writes nothing."""
+        query = dict(list(request.query_params.items())[:MAX_DRAFT_FIELDS])
+        base = query.pop("base", "")
+        try:
+            async with self._client() as client:
+                context = await read_context(client, viewer_of(request), self._memory)
+                found = await policies.check_draft(context, kind, scope, query, base)
+        except ClientError as error:
+            return _problem(request, error.problem)
+        return _json(request, found)
+
+    async def static(self, request: Request, digest: str, name: str) -> Response:
+        """A file of this version; an old page's address is gone."""
+        asset = self.assets.get(digest, name)
+        if asset is None:
+            return send(request, b"No such file in this version.\n", "text/plain", status=404)
+        return send(request, asset.body, asset.media_type, cache=FOREVER, gzipped=asset.gzipped)
+
+
+def _problem_page(problem: Problem) -> Page:
+    return Page("problem.html", problem.title, "", [(problem.title, "")], {"problem": problem})
+
+
+def _problem(request: Request, problem: Problem) -> Response:
+    body = problem.model_dump_json(exclude_none=True).encode()
+    return send(request, body, "application/problem+json", status=problem.status or 503)
+
+
+def _json(request: Request, body: dict[str, object]) -> Response:
+    return send(request, json.dumps(body, separators=(",", ":")).encode(), JSON)
