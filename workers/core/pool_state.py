@@ -211,6 +211,18 @@ class PoolState:
     def write_queue_room(self) -> int:
         return max(0, self.limits.write_queue_blocks - len(self.writing))
 
+    @property
+    def num_written(self) -> int:
+        """Blocks whose bytes are in place and that wait for an ancestor. O(writing)."""
+        waiting = [b for b in self.writing if b.state is BlockState.PENDING]
+        written: set[Block] = set()
+        while waiting:
+            for child in waiting.pop().children.values():
+                if child.state is BlockState.WRITTEN and child not in written:
+                    written.add(child)
+                    waiting.append(child)
+        return len(written)
+
     # --- owners -----------------------------------------------------------------------------
 
     def release(self, owner_id: OwnerId, now: float) -> int:

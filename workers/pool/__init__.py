@@ -1,0 +1,1 @@
+"""The pool's bytes: the shared-memory slab."""

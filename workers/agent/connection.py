@@ -1,0 +1,139 @@
+"""One client's connection: frames in, handler, frames out. Slow readers are held back."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final, cast
+
+import structlog
+
+from workers.agent.events import Subscriber
+from workers.agent.node import Node, Session
+from workers.core.errors import ProtocolError
+from workers.core.framing import FrameBuffer, decode_request, encode_reply
+from workers.core.messages import Hello, Refused, ReplyBody, Request, Welcome
+
+HELLO_TIMEOUT_SECONDS: Final = 10.0
+MAX_CONNECTIONS: Final = 1024
+WRITE_BUFFER_BYTES: Final = 1 << 20
+
+_log = structlog.get_logger("agent")
+
+
+class Connections:
+    """The open connections of one agent."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.open: set[Connection] = set()
+        self._last_number = 0
+
+    def make(self) -> Connection:
+        self._last_number += 1
+        return Connection(self, self._last_number)
+
+    def close_all(self) -> None:
+        for connection in list(self.open):
+            connection.abort()
+
+
+class Connection(asyncio.Protocol):
+    """Runs on the event loop; every request is answered before the next is read."""
+
+    def __init__(self, connections: Connections, number: int) -> None:
+        self._connections = connections
+        self._node = connections.node
+        self._number = number
+        self._frames = FrameBuffer()
+        self._session: Session | None = None
+        self._transport: asyncio.Transport | None = None
+        self._hello_timer: asyncio.TimerHandle | None = None
+
+    # --- asyncio.Protocol -------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self._transport.set_write_buffer_limits(high=WRITE_BUFFER_BYTES)
+        if len(self._connections.open) >= MAX_CONNECTIONS:
+            self._refuse(0, Refused("too_many_connections", f"{MAX_CONNECTIONS} are open already."))
+            return
+        self._connections.open.add(self)
+        loop = asyncio.get_running_loop()
+        self._hello_timer = loop.call_later(HELLO_TIMEOUT_SECONDS, self.abort)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for document in self._frames.feed(data):
+                self._answer(decode_request(document))
+        except ProtocolError as error:
+            self._refuse(0, Refused("protocol", str(error)))
+        except Exception:
+            # A fault of ours must cost this client its connection and nobody else anything.
+            _log.exception("request_failed", connection=self._number)
+            self.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._connections.open.discard(self)
+        if self._hello_timer is not None:
+            self._hello_timer.cancel()
+        if self._session is not None:
+            _log.info("client_left", client=self._session.hello.client_id, number=self._number)
+            self._session = None
+            self._node.goodbye(self._number)
+
+    def pause_writing(self) -> None:
+        """The client does not read: stop taking its requests, let its events wait."""
+        if self._transport is not None:
+            self._transport.pause_reading()
+        if self._session is not None and self._session.subscriber is not None:
+            self._session.subscriber.pause()
+
+    def resume_writing(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+        if self._session is not None and self._session.subscriber is not None:
+            self._session.subscriber.resume()
+
+    # --- ours -------------------------------------------------------------------------------
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _answer(self, request: Request) -> None:
+        if self._transport is None or self._transport.is_closing():
+            return
+        if self._session is not None:
+            self._send(request.seq, self._node.handle(self._session, request.body))
+        elif isinstance(request.body, Hello):
+            self._greet(request.seq, request.body)
+        else:
+            self._refuse(request.seq, Refused("hello_first", "Say Hello before anything else."))
+
+    def _greet(self, seq: int, hello: Hello) -> None:
+        reply = self._node.welcome(self._number, hello, self._make_subscriber)
+        if isinstance(reply, Refused):
+            _log.warning("client_refused", client=hello.client_id, code=reply.code)
+            self._refuse(seq, reply)
+            return
+        self._session = self._node.sessions[self._number]
+        if self._hello_timer is not None:
+            self._hello_timer.cancel()
+        _log.info("client_joined", client=hello.client_id, role=hello.role, number=self._number)
+        self._send(seq, reply)
+
+    def _make_subscriber(self) -> Subscriber:
+        return Subscriber(self._node.log, self._node.readable_runs, self._write)
+
+    def _send(self, seq: int, body: ReplyBody | Welcome) -> None:
+        self._write(encode_reply(seq, body))
+
+    def _refuse(self, seq: int, refused: Refused) -> None:
+        """Say no and hang up."""
+        self._send(seq, refused)
+        if self._transport is not None:
+            self._transport.close()
+
+    def _write(self, frame: bytes) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.write(frame)

@@ -1,0 +1,130 @@
+"""Tells the control plane once a second how the node is, and takes its wishes home.
+
+A control plane that is down changes nothing here: the agent serves on and tries again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, Final
+
+import httpx2
+import msgspec
+import structlog
+
+from workers.agent.node import CachePolicy, Node
+from workers.core.messages import LegReport, WorkerCommand
+
+TIMEOUT_SECONDS: Final = 2.0
+MAX_BACKOFF_SECONDS: Final = 5.0
+MAX_REPORTS_A_BEAT: Final = 1000
+
+_log = structlog.get_logger("heartbeat")
+
+
+class HeartbeatReply(msgspec.Struct, frozen=True):
+    """The part of the control plane's answer that is read here."""
+
+    commands: list[WorkerCommand] = []
+    cache_policy_revision: int = 0
+    cache_policy: CachePolicy = CachePolicy()
+
+
+class Heartbeat:
+    """Runs until cancelled."""
+
+    def __init__(self, node: Node) -> None:
+        self._node = node
+        settings = node.settings
+        self._url = (
+            f"{settings.control_plane.rstrip('/')}/api/v1/nodes/{settings.node_id}/heartbeat"
+        )
+        self._failures = 0
+
+    async def run(self) -> None:
+        async with httpx2.AsyncClient(timeout=TIMEOUT_SECONDS, trust_env=False) as client:
+            while True:
+                await self._beat(client)
+                await asyncio.sleep(self._pause())
+
+    async def _beat(self, client: httpx2.AsyncClient) -> None:
+        node = self._node
+        reports = list(node.leg_reports)[:MAX_REPORTS_A_BEAT]
+        acknowledged = list(node.acknowledged)
+        body = heartbeat_body(node, reports, acknowledged)
+        headers = {"content-type": "application/json", **_authorization(node.settings.token_file)}
+        try:
+            response = await client.post(self._url, content=body, headers=headers)
+            response.raise_for_status()
+            reply = msgspec.json.decode(response.content, type=HeartbeatReply)
+        except (httpx2.HTTPError, msgspec.MsgspecError, OSError) as error:
+            self._note_failure(error)
+            return
+        if self._failures:
+            _log.info("control_plane_back", after_failures=self._failures)
+        self._failures = 0
+        _drop_sent(node, reports, acknowledged)
+        node.take_commands(reply.commands)
+        node.apply_cache_policy(reply.cache_policy)
+
+    def _note_failure(self, error: Exception) -> None:
+        self._failures += 1
+        if self._failures & (self._failures - 1) == 0:  # 1, 2, 4, 8, ...: no flood
+            _log.warning(
+                "heartbeat_failed", failures=self._failures, error=str(error), url=self._url
+            )
+
+    def _pause(self) -> float:
+        pause = self._node.settings.heartbeat_seconds
+        return min(pause * float(2 ** min(self._failures, 8)), max(pause, MAX_BACKOFF_SECONDS))
+
+
+def heartbeat_body(node: Node, reports: list[LegReport], acknowledged: list[str]) -> bytes:
+    """The REST schema `Heartbeat` as JSON; bytes are hex."""
+    document = {
+        "incarnation": node.incarnation,
+        "events_endpoint": node.settings.endpoint,
+        "pool_stats": to_jsonable(node.stats()),
+        "leg_reports": [to_jsonable(report) for report in reports],
+        "acknowledged_commands": acknowledged,
+    }
+    return msgspec.json.encode(document)
+
+
+def to_jsonable(message: msgspec.Struct) -> Any:
+    """A message as plain values; bytes become hex."""
+    return _hex(msgspec.to_builtins(message, builtin_types=(bytes,)))
+
+
+def _hex(value: Any) -> Any:
+    match value:
+        case bytes():
+            return value.hex()
+        case dict():
+            return {key: _hex(item) for key, item in value.items()}
+        case list() | tuple():
+            return [_hex(item) for item in value]
+        case _:
+            return value
+
+
+def _authorization(token_file: Path | None) -> dict[str, str]:
+    """Read each time: the control plane may write the file after our start."""
+    if token_file is None:
+        return {}
+    try:
+        token = token_file.read_text().strip()
+    except OSError:
+        return {}
+    return {"authorization": f"Bearer {token}"} if token else {}
+
+
+def _drop_sent(node: Node, reports: list[LegReport], acknowledged: list[str]) -> None:
+    """Forget what arrived. What was added or pushed out meanwhile stays as it is."""
+    sent = set(map(id, reports))
+    while node.leg_reports and id(node.leg_reports[0]) in sent:
+        node.leg_reports.popleft()
+    known = set(acknowledged)
+    while node.acknowledged and node.acknowledged[0] in known:
+        node.acknowledged.popleft()

@@ -1,0 +1,78 @@
+"""`python -m workers agent`: arguments, log, signals."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import structlog
+import uvloop
+
+from workers.agent.server import serve
+from workers.agent.settings import AgentSettings, parse_tcp
+from workers.clock import SystemClock
+from workers.core.errors import ConfigError
+from workers.process import die_with_parent
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Runs an agent until SIGTERM or SIGINT; 0, or 2 for settings that cannot work."""
+    die_with_parent(signal.SIGTERM)
+    configure_log()
+    try:
+        settings = parse_arguments(arguments)
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(_run(settings))
+    except ConfigError as error:
+        print(f"perilune agent: {error}", file=sys.stderr)  # noqa: T201  for people, not for logs
+        return 2
+    return 0
+
+
+def parse_arguments(arguments: Sequence[str]) -> AgentSettings:
+    """ConfigError on values that cannot work; argparse exits on unknown ones."""
+    parser = argparse.ArgumentParser(prog="python -m workers agent", description=__doc__)
+    parser.add_argument("--node-id", required=True)
+    parser.add_argument("--socket", required=True, type=Path, help="Unix socket to listen on")
+    parser.add_argument("--tcp", default="", help="host:port to listen on as well")
+    parser.add_argument("--slab-name", required=True, help="file name under /dev/shm")
+    parser.add_argument("--slab-bytes", required=True, type=int)
+    parser.add_argument("--block-tokens", required=True, type=int)
+    parser.add_argument("--control-plane", default="", help="its URL; '' for none")
+    parser.add_argument("--token-file", type=Path, help="the bearer token for the control plane")
+    parser.add_argument("--lease-seconds", type=float, default=30.0)
+    parser.add_argument("--write-queue-blocks", type=int, default=500)
+    parser.add_argument("--touch-bytes-per-second", type=float, default=float(256 << 20))
+    parser.add_argument("--check-when-idle", action="store_true", help="look for own faults")
+    given = parser.parse_args(arguments)
+    host, port = parse_tcp(given.tcp)
+    values = {name: value for name, value in vars(given).items() if name != "tcp"}
+    return AgentSettings(**values, tcp_host=host, tcp_port=port)
+
+
+def configure_log() -> None:
+    """One line an event on stderr: `2026-01-01T00:00:00Z [info] agent_ready node=n1 ...`."""
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.KeyValueRenderer(key_order=["timestamp", "level", "event"]),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.PrintLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+
+
+async def _run(settings: AgentSettings) -> None:
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, stop.set)
+    await serve(settings, SystemClock(), stop)

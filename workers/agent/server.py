@@ -1,0 +1,129 @@
+"""Runs a node: sockets, lease clock, heartbeat, slab. Everything it starts, it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket as sockets
+from typing import Final
+
+import structlog
+
+from workers.agent.connection import Connections
+from workers.agent.heartbeat import Heartbeat
+from workers.agent.node import Node
+from workers.agent.settings import AgentSettings
+from workers.core.clock import Clock
+from workers.core.errors import ConfigError
+from workers.core.pool_integrity import check_integrity
+from workers.pool.arena import SlabFile
+from workers.process import private_rss_bytes
+
+LEASE_TICK_SECONDS: Final = 0.25
+IDLE_TICK_SECONDS: Final = 1.0
+
+_log = structlog.get_logger("agent")
+
+
+async def serve(settings: AgentSettings, clock: Clock, stop: asyncio.Event) -> None:
+    """Serve until `stop` is set. ConfigError: a port, socket or slab that cannot be had."""
+    slab = SlabFile(settings.slab_name, settings.slab_bytes)
+    try:
+        node = Node(settings, str(slab.path), clock, private_rss_bytes)
+        connections = Connections(node)
+        async with contextlib.AsyncExitStack() as stack:
+            stack.callback(connections.close_all)
+            for server in await _listen(settings, connections):
+                stack.callback(server.close)
+            stack.callback(settings.socket.unlink, missing_ok=True)
+            slab.start_touching(settings.touch_bytes_per_second)
+            await _run_loops(node, slab, stop)
+        await asyncio.sleep(0)  # connections learn that they are lost while the loop still runs
+    finally:
+        slab.close()
+        _log.info("agent_stopped", node=settings.node_id)
+
+
+async def _run_loops(node: Node, slab: SlabFile, stop: asyncio.Event) -> None:
+    loops = [_expire_leases(node), _watch_when_idle(node, slab)]
+    if node.settings.control_plane:
+        loops.append(Heartbeat(node).run())
+    tasks = [asyncio.create_task(loop) for loop in loops]
+    stopped = asyncio.create_task(stop.wait())
+    try:
+        done, _ = await asyncio.wait([stopped, *tasks], return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            task.result()  # a loop that ends is a fault of ours: let it be seen
+    finally:
+        for task in (stopped, *tasks):
+            task.cancel()
+        await asyncio.gather(stopped, *tasks, return_exceptions=True)
+
+
+async def _expire_leases(node: Node) -> None:
+    while True:
+        await asyncio.sleep(LEASE_TICK_SECONDS)
+        num_expired = node.expire()
+        if num_expired:
+            _log.warning("leases_expired", owners=num_expired)
+
+
+async def _watch_when_idle(node: Node, slab: SlabFile) -> None:
+    """Look for faults while nothing else is to be done."""
+    seen, told = -1, False
+    while True:
+        await asyncio.sleep(IDLE_TICK_SECONDS)
+        if slab.touch_error and not told:
+            told = True
+            _log.error("slab_not_allocated", error=slab.touch_error, path=str(slab.path))
+        idle = node.num_requests == seen
+        seen = node.num_requests
+        if idle and node.settings.check_when_idle and node.pool is not None:
+            check_integrity(node.pool)
+
+
+async def _listen(settings: AgentSettings, connections: Connections) -> list[asyncio.Server]:
+    loop = asyncio.get_running_loop()
+    path = settings.socket
+    _remove_stale_socket(settings)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    mask = os.umask(0o177)
+    try:
+        servers = [await loop.create_unix_server(connections.make, str(path))]
+    except OSError as error:
+        raise ConfigError(
+            "socket", str(path), str(error), "Choose a shorter or other path."
+        ) from None
+    finally:
+        os.umask(mask)
+    endpoints = [settings.endpoint]
+    if settings.tcp_host:
+        try:
+            server = await loop.create_server(
+                connections.make, settings.tcp_host, settings.tcp_port
+            )
+        except OSError as error:
+            servers[0].close()
+            address = f"{settings.tcp_host}:{settings.tcp_port}"
+            raise ConfigError("tcp", address, str(error), "Choose a free port.") from None
+        servers.append(server)
+        host, port = server.sockets[0].getsockname()[:2]
+        endpoints.append(f"tcp:{host}:{port}")
+    _log.info("agent_ready", node=settings.node_id, endpoints=endpoints, pid=os.getpid())
+    return servers
+
+
+def _remove_stale_socket(settings: AgentSettings) -> None:
+    """ConfigError where another process answers on it."""
+    path = str(settings.socket)
+    with sockets.socket(sockets.AF_UNIX) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(path)
+        except (FileNotFoundError, ConnectionRefusedError):
+            settings.socket.unlink(missing_ok=True)
+            return
+        except OSError as error:
+            raise ConfigError("socket", path, str(error), "Choose another path.") from None
+    raise ConfigError("socket", path, "another process listens on it", "Stop it first.")

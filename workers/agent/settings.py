@@ -1,0 +1,56 @@
+"""What an agent is started with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from workers.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class AgentSettings:
+    """Made once, by `parse_arguments` or a test; passed down. ConfigError on what cannot work."""
+
+    node_id: str
+    socket: Path
+    slab_name: str
+    slab_bytes: int
+    block_tokens: int
+    tcp_host: str = ""  # "" = no TCP
+    tcp_port: int = 0
+    control_plane: str = ""  # "" = none
+    token_file: Path | None = None
+    lease_seconds: float = 30.0
+    write_queue_blocks: int = 500
+    touch_bytes_per_second: float = 256 << 20
+    heartbeat_seconds: float = 1.0
+    check_when_idle: bool = False
+
+    def __post_init__(self) -> None:
+        _require_positive("block_tokens", self.block_tokens)
+        _require_positive("slab_bytes", self.slab_bytes)
+        _require_positive("lease_seconds", self.lease_seconds)
+        _require_positive("write_queue_blocks", self.write_queue_blocks)
+        if not self.node_id:
+            raise ConfigError("node_id", self.node_id, "is empty", "Name the node, e.g. n1.")
+
+    @property
+    def endpoint(self) -> str:
+        """Where gateways of this host find the agent."""
+        return f"unix:{self.socket.absolute()}"
+
+
+def parse_tcp(address: str) -> tuple[str, int]:
+    """`host:port`; "" means none. ConfigError."""
+    if not address:
+        return "", 0
+    host, colon, port = address.rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65_535:
+        raise ConfigError("tcp", address, "is no host:port", "Say, for instance, 127.0.0.1:7710.")
+    return host, int(port)
+
+
+def _require_positive(field: str, value: float) -> None:
+    if value <= 0:
+        raise ConfigError(field, value, "must be greater than 0", "Give a positive number.")

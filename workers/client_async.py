@@ -1,0 +1,217 @@
+"""The node agent's client for event loops. Import it from `workers.client`."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from typing import TypeVar
+
+from workers.client_base import DEFAULT_TIMEOUT_SECONDS, Backoff, parse_address
+from workers.core.errors import AgentUnavailableError, ProtocolError, RefusedError
+from workers.core.framing import LENGTH, decode_reply, encode_request, frame_length
+from workers.core.messages import (
+    DesiredWorkers,
+    Done,
+    EventBatch,
+    GetStats,
+    Hello,
+    LegReport,
+    Lookup,
+    LookupReply,
+    PoolStats,
+    Refused,
+    Release,
+    Renew,
+    Reply,
+    ReplyBody,
+    ReportWorkers,
+    RequestBody,
+    Snapshot,
+    Subscribe,
+    Welcome,
+    WorkerCommand,
+    WorkerStatus,
+)
+
+R = TypeVar("R", bound=ReplyBody)
+StreamMessage = EventBatch | Snapshot | LegReport
+
+
+class AsyncAgentClient:
+    """For event loops. `call` shares one connection; `subscribe` has one of its own."""
+
+    def __init__(
+        self, address: str, hello: Hello, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
+    ) -> None:
+        self.address = address
+        self._hello = hello
+        self._timeout = timeout_seconds
+        self._lock = asyncio.Lock()
+        self._backoff = Backoff()
+        self._calls: _Connection | None = None
+        self._stream: _Connection | None = None
+        self.welcome: Welcome | None = None
+
+    @property
+    def subscribed(self) -> bool:
+        """Whether the event stream is connected now."""
+        return self._stream is not None
+
+    async def call(
+        self, body: RequestBody, expected: type[R], timeout_seconds: float | None = None
+    ) -> R:
+        """Send a request and wait for its reply. AgentUnavailableError, RefusedError."""
+        try:
+            async with asyncio.timeout(timeout_seconds or self._timeout), self._lock:
+                reply = await self._exchange(body)
+        except (OSError, TimeoutError, ProtocolError, asyncio.IncompleteReadError) as error:
+            await self._drop_calls()
+            self._backoff.failed()
+            raise AgentUnavailableError(f"{self.address}: {_say(error)}") from error
+        except asyncio.CancelledError:
+            await self._drop_calls()  # its reply must not meet the next request
+            raise
+        if isinstance(reply, Refused):
+            raise RefusedError(reply.code, reply.message)
+        if not isinstance(reply, expected):
+            await self._drop_calls()
+            raise ProtocolError(f"{type(reply).__name__} in answer to {type(body).__name__}")
+        return reply
+
+    async def release(self, owner: str) -> int:
+        return (await self.call(Release(owner), Done)).count
+
+    async def renew(self, owners: Iterable[str]) -> int:
+        return (await self.call(Renew(list(owners)), Done)).count
+
+    async def lookup(self, namespace: bytes, block_hashes: Sequence[bytes]) -> LookupReply:
+        return await self.call(Lookup(namespace, list(block_hashes)), LookupReply)
+
+    async def report_workers(self, workers: Iterable[WorkerStatus]) -> list[WorkerCommand]:
+        return (await self.call(ReportWorkers(list(workers)), DesiredWorkers)).commands
+
+    async def stats(self) -> PoolStats:
+        return await self.call(GetStats(), PoolStats)
+
+    async def subscribe(
+        self, position: Callable[[], tuple[int, int]] = lambda: (0, 0)
+    ) -> AsyncIterator[StreamMessage]:
+        """KV events, snapshots and leg reports, without end: it reconnects by itself.
+
+        At every (re)connection it goes on after `position()`, (incarnation, sequence), and gets
+        a snapshot where the agent no longer knows that place; `PrefixIndex.position` fits.
+        RefusedError where the agent refuses the handshake. `resync` asks for a snapshot.
+        """
+        backoff = Backoff()
+        while True:
+            try:
+                async with asyncio.timeout(self._timeout):
+                    stream = await _Connection.open(self.address, self._hello)
+            except (OSError, TimeoutError, ProtocolError, asyncio.IncompleteReadError):
+                backoff.failed()
+                await asyncio.sleep(backoff.remaining_seconds)
+                continue
+            self._stream, self.welcome = stream, stream.welcome
+            try:
+                stream.send(Subscribe(*position()))
+                async for message in self._read_stream(stream):
+                    backoff.succeeded()
+                    yield message
+            finally:
+                self._stream = None
+                await stream.close()
+            backoff.failed()
+            await asyncio.sleep(backoff.remaining_seconds)
+
+    def resync(self) -> None:
+        """Have the stream begin anew with a snapshot; no effect while it is not connected."""
+        if self._stream is not None:
+            self._stream.send(Subscribe(0, 0))
+
+    async def close(self) -> None:
+        """Ends calls' connection; a stream ends with its iterator (`aclosing`)."""
+        await self._drop_calls()
+
+    async def _read_stream(self, stream: _Connection) -> AsyncIterator[StreamMessage]:
+        """Until the connection ends."""
+        while True:
+            try:
+                reply = await stream.receive()
+            except (OSError, ProtocolError, asyncio.IncompleteReadError):
+                return
+            if isinstance(reply.body, EventBatch | Snapshot | LegReport):
+                yield reply.body
+
+    async def _exchange(self, body: RequestBody) -> ReplyBody:
+        if self._calls is None:
+            if self._backoff.remaining_seconds:
+                raise ConnectionError("did not answer lately (waiting to retry)")
+            self._calls = await _Connection.open(self.address, self._hello)
+            self.welcome = self._calls.welcome
+            self._backoff.succeeded()
+        return await self._calls.exchange(body)
+
+    async def _drop_calls(self) -> None:
+        calls, self._calls = self._calls, None
+        if calls is not None:
+            await calls.close()
+
+
+class _Connection:
+    """An open connection after its handshake."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._seq = 0
+        self.welcome: Welcome | None = None
+
+    @classmethod
+    async def open(cls, address: str, hello: Hello) -> _Connection:
+        """RefusedError where the agent says no."""
+        kind, target = parse_address(address)
+        if kind == "unix":
+            reader, writer = await asyncio.open_unix_connection(target)
+        else:
+            host, _, port = target.rpartition(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+        connection = cls(reader, writer)
+        try:
+            reply = await connection.exchange(hello)
+        except BaseException:
+            writer.close()
+            raise
+        if not isinstance(reply, Welcome):
+            writer.close()
+            refused = reply if isinstance(reply, Refused) else Refused("protocol", repr(reply))
+            raise RefusedError(refused.code, refused.message)
+        connection.welcome = reply
+        return connection
+
+    def send(self, body: RequestBody) -> int:
+        self._seq += 1
+        self._writer.write(encode_request(self._seq, body))
+        return self._seq
+
+    async def receive(self) -> Reply:
+        head = await self._reader.readexactly(LENGTH.size)
+        return decode_reply(await self._reader.readexactly(frame_length(head)))
+
+    async def exchange(self, body: RequestBody) -> ReplyBody:
+        seq = self.send(body)
+        await self._writer.drain()
+        while True:
+            reply = await self.receive()
+            if reply.seq == seq or isinstance(reply.body, Refused):
+                return reply.body
+
+    async def close(self) -> None:
+        self._writer.close()
+        with contextlib.suppress(OSError, TimeoutError):
+            async with asyncio.timeout(1.0):
+                await self._writer.wait_closed()
+
+
+def _say(error: BaseException) -> str:
+    return str(error) or type(error).__name__

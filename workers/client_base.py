@@ -1,0 +1,62 @@
+"""What both clients of the node agent share."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Final
+
+from workers.core.hashing import hash_test_vector
+from workers.core.messages import ClientRole, EngineRole, Hello, KvRole, NamespaceSpec
+
+DEFAULT_TIMEOUT_SECONDS: Final = 1.0
+MIN_BACKOFF_SECONDS: Final = 0.05
+MAX_BACKOFF_SECONDS: Final = 2.0
+
+
+def make_hello(
+    role: ClientRole,
+    client_id: str,
+    *,
+    namespace: NamespaceSpec | None = None,
+    kv_role: KvRole = "kv_both",
+    engine_role: EngineRole = "worker",
+) -> Hello:
+    """The handshake of this process."""
+    return Hello(
+        role=role,
+        client_id=client_id,
+        hash_vector=hash_test_vector(),
+        pid=os.getpid(),
+        namespace=namespace,
+        kv_role=kv_role,
+        engine_role=engine_role,
+    )
+
+
+class Backoff:
+    """How long to leave a peer alone after failures in a row. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._failures = 0
+        self._until = 0.0
+
+    @property
+    def remaining_seconds(self) -> float:
+        return max(0.0, self._until - time.monotonic())
+
+    def failed(self) -> None:
+        pause = min(MIN_BACKOFF_SECONDS * 2.0 ** min(self._failures, 10), MAX_BACKOFF_SECONDS)
+        self._failures += 1
+        self._until = time.monotonic() + pause
+
+    def succeeded(self) -> None:
+        self._failures, self._until = 0, 0.0
+
+
+def parse_address(address: str) -> tuple[str, str]:
+    """("unix", path) or ("tcp", "host:port")."""
+    kind, colon, rest = address.partition(":")
+    if colon and kind in {"unix", "tcp"}:
+        return kind, rest
+    return "unix", address
