@@ -31,6 +31,7 @@ from workers.core.ids import BlockHash, OwnerId, load_owner, transfer_owner
 from workers.core.messages import LegReport, LookupReply, SlotRef
 
 _LOADING_BOUND_SECONDS = 30.0
+_LOST = SlotRef(-1, 0)
 
 
 class PoolCalls(Protocol):
@@ -44,11 +45,20 @@ class PoolCalls(Protocol):
     def incarnation(self) -> int:
         """The agent's incarnation; 0 while none is connected."""
 
-    def lookup(self, hashes: Sequence[bytes]) -> LookupReply | None: ...
-    def prepare_load(self, owner: str, hashes: Sequence[bytes]) -> list[SlotRef] | None: ...
-    def pin_prefix(self, owner: str, hashes: Sequence[bytes]) -> None: ...
-    def release(self, owner: str) -> None: ...
-    def report(self, leg: LegReport) -> None: ...
+    def lookup(self, hashes: Sequence[bytes]) -> LookupReply | None:
+        """How much of a chain is held."""
+
+    def prepare_load(self, owner: str, hashes: Sequence[bytes]) -> list[SlotRef] | None:
+        """Pin the held prefix of `hashes`; its slots."""
+
+    def pin_prefix(self, owner: str, hashes: Sequence[bytes]) -> int:
+        """Pin what is held or being stored; for how many blocks, 0 without an answer."""
+
+    def release(self, owner: str) -> None:
+        """End the owner's pins, some time soon."""
+
+    def report(self, leg: LegReport) -> None:
+        """Hand in a leg's report, some time soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,18 +231,13 @@ class Planner:
         first = state.local_tokens // block_tokens
         end = (state.local_tokens + num_external_tokens) // block_tokens
         owner = load_owner(self._settings.worker_id, state.info.request_id)
-        slots = self._pool.prepare_load(owner, state.hashes[:end])
+        # The blocks before `first` are on the device; a pin on a block protects its ancestors.
+        slots = self._pool.prepare_load(owner, state.hashes[first:end])
         state.holds_pins = slots is not None
-        lost = SlotRef(-1, 0)
-        found = list(slots or ()) + [lost] * end
+        found = list(slots or ()) + [_LOST] * (end - first)
         blocks = tuple(
-            BlockLoad(
-                state.hashes[index],
-                found[index].slot,
-                found[index].generation,
-                self._pages(state, index),
-            )
-            for index in range(first, end)
+            BlockLoad(state.hashes[index], ref.slot, ref.generation, self._pages(state, index))
+            for index, ref in zip(range(first, end), found, strict=False)
         )
         order = LoadOrder(
             state.info.request_id, state.attempt, self._pool.incarnation, first, blocks
@@ -355,9 +360,8 @@ class Planner:
         """Pin the prompt's blocks for leg 2 and say how many of them it will find."""
         num_blocks = 0
         if state.hashes:
-            self._pool.pin_prefix(transfer_owner(state.info.transfer_id), state.hashes)
-            found = self._pool.lookup(state.hashes)
-            num_blocks = found.num_held + found.num_pending if found is not None else 0
+            owner = transfer_owner(state.info.transfer_id)
+            num_blocks = self._pool.pin_prefix(owner, state.hashes)
         return {
             "transfer_id": state.info.transfer_id,
             "num_blocks": num_blocks,

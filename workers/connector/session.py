@@ -1,0 +1,156 @@
+"""A connection to the node agent that is there or not, and never makes a request wait for it.
+
+One background thread connects, shakes hands, notices a dead agent and sends what nobody waits for.
+A call while no agent answers returns None at once; a call that runs into its bound ends the
+connection, so that the next requests miss without waiting.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TypeVar
+
+from workers.client import AgentClient
+from workers.core.errors import AgentUnavailableError, ProtocolError, RefusedError
+from workers.core.messages import Done, Hello, Renew, ReplyBody, RequestBody, Welcome
+
+logger = logging.getLogger(__name__)
+
+_FIRST_RETRY_SECONDS = 0.1
+_LAST_RETRY_SECONDS = 2.0
+_PING_SECONDS = 1.0
+_PATIENT_TIMEOUT_SECONDS = 2.0  # of what no request waits for
+_POST_QUEUE = 1024
+
+OnConnect = Callable[[Welcome], None]
+R = TypeVar("R", bound=ReplyBody)
+
+
+class AgentSession:
+    """Thread-safe. `start` begins, `close` ends the thread and the connection."""
+
+    def __init__(
+        self,
+        address: str,
+        hello: Hello,
+        *,
+        call_timeout_seconds: float,
+        on_connect: OnConnect = lambda _: None,
+    ) -> None:
+        """`on_connect` runs in the session's thread before calls go out to a new agent."""
+        self._address = address
+        self._hello = hello
+        self._call_timeout = call_timeout_seconds
+        self._on_connect = on_connect
+        # A client is used for one connection only: it must not reconnect within a request.
+        self._client: AgentClient | None = None
+        self._welcome: Welcome | None = None
+        self._refusal: RefusedError | None = None
+        self._posts: deque[RequestBody] = deque(maxlen=_POST_QUEUE)
+        self._wake = threading.Event()
+        self._settled = threading.Event()  # an agent said yes or no
+        self._closing = False
+        self._thread = threading.Thread(target=self._run, name="perilune-agent", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """End the thread, sending what is still queued; bounded."""
+        self._closing = True
+        self._wake.set()
+        self._thread.join(timeout=2 * _PATIENT_TIMEOUT_SECONDS)
+        client, self._client = self._client, None
+        if client is not None:
+            client.close()
+
+    def wait_settled(self, timeout: float) -> bool:
+        """Wait for the first answer of an agent. Raises RefusedError if it was a no."""
+        settled = self._settled.wait(timeout)
+        if self._refusal is not None:
+            raise self._refusal
+        return settled
+
+    @property
+    def welcome(self) -> Welcome | None:
+        """The agent's side of the handshake; None while none answers."""
+        return self._welcome if self._client is not None else None
+
+    def call(self, body: RequestBody, expected: type[R], timeout: float | None = None) -> R | None:
+        """The agent's answer, or None where there is none within the bound or it was a no."""
+        client = self._client
+        if client is None:
+            return None
+        try:
+            return client.call(body, expected, timeout or self._call_timeout)
+        except RefusedError as error:
+            logger.warning("node agent refused %s: %s", type(body).__name__, error)
+        except (AgentUnavailableError, ProtocolError) as error:
+            if not client.connected:
+                self._lost(client, error)
+        return None
+
+    def post(self, body: RequestBody) -> None:
+        """Send when possible, in order; the oldest gives way where an agent is gone for long."""
+        self._posts.append(body)
+        self._wake.set()
+
+    # --- the thread ---------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        pause = _FIRST_RETRY_SECONDS
+        while not self._closing:
+            if self._client is not None or self._connect():
+                pause = _FIRST_RETRY_SECONDS
+                self._serve()
+            else:
+                self._sleep(pause)
+                pause = min(2 * pause, _LAST_RETRY_SECONDS)
+        self._flush()
+
+    def _serve(self) -> None:
+        """Send posts; ping where there are none, so that a dead agent is noticed."""
+        if not self._posts:
+            self._sleep(_PING_SECONDS)
+        if self._posts:
+            self._flush()
+        elif not self._closing:
+            self.call(Renew([]), Done, _PATIENT_TIMEOUT_SECONDS)
+
+    def _sleep(self, seconds: float) -> None:
+        self._wake.wait(seconds)
+        self._wake.clear()
+
+    def _flush(self) -> None:
+        while self._posts and self._client is not None:
+            self.call(self._posts.popleft(), Done, _PATIENT_TIMEOUT_SECONDS)
+
+    def _connect(self) -> bool:
+        client = AgentClient(self._address, self._hello, _PATIENT_TIMEOUT_SECONDS)
+        try:
+            welcome = client.connect()
+        except RefusedError as error:
+            if self._refusal is None:
+                logger.warning("node agent %s refused this worker: %s", self._address, error)
+            self._refusal = error
+            self._settled.set()
+            return False
+        except (AgentUnavailableError, ProtocolError) as error:
+            logger.debug("no node agent: %s", error)
+            return False
+        self._on_connect(welcome)
+        self._refusal = None
+        self._welcome, self._client = welcome, client
+        self._settled.set()
+        return True
+
+    def _lost(self, client: AgentClient, error: Exception) -> None:
+        """The first who notices drops the connection; the thread makes a new one."""
+        if self._client is client:
+            self._client = None
+            logger.warning("lost the node agent: %s", error)
+        client.close()
+        self._wake.set()

@@ -1,0 +1,74 @@
+"""Counters of both halves, shown as `perilune_connector_...` in the engine's /metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
+    KVConnectorPromMetrics,
+    KVConnectorStats,
+)
+
+# Name without Prometheus' "_total", help text.
+COUNTERS = {
+    "loaded_blocks": "Blocks read from the pool and verified.",
+    "loaded_bytes": "Bytes of these blocks.",
+    "load_failed_blocks": "Blocks promised by the pool that were lost, late or damaged.",
+    "load_corrupt_blocks": "Blocks whose generation or checksum was wrong after the copy.",
+    "load_scatter_seconds": "Time steps waited for copies from the pool.",
+    "load_verify_seconds": "Time steps waited for verification.",
+    "stored_blocks": "Blocks copied into the pool.",
+    "stored_bytes": "Bytes of these blocks.",
+    "store_seconds": "Time steps waited for copies into the pool.",
+    "store_dropped_blocks": "Blocks not stored, since no agent answered or it had no room.",
+    "agent_connects": "Handshakes with a node agent that succeeded.",
+}
+
+
+def empty() -> dict[str, float]:
+    return dict.fromkeys(COUNTERS, 0.0)
+
+
+class PeriluneStats(KVConnectorStats):
+    """Sums since the last step that reported."""
+
+    def reset(self) -> None:
+        self.data = empty()
+
+    def aggregate(self, other: KVConnectorStats) -> KVConnectorStats:
+        for name in COUNTERS:
+            self.data[name] = self.data.get(name, 0.0) + other.data.get(name, 0.0)
+        return self
+
+    def reduce(self) -> dict[str, int | float]:
+        return {name: value for name, value in self.data.items() if value}
+
+    def is_empty(self) -> bool:
+        return not any(self.data.values())
+
+
+class PeriluneProm(KVConnectorPromMetrics):
+    """One counter a name, labelled as vLLM labels its own."""
+
+    def __init__(
+        self,
+        vllm_config: Any,
+        metric_types: Any,
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> None:
+        super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        self._counters: dict[int, dict[str, Any]] = {
+            engine: {} for engine in per_engine_labelvalues
+        }
+        for name, text in COUNTERS.items():
+            counter = self._counter_cls(
+                name=f"perilune_connector_{name}", documentation=text, labelnames=labelnames
+            )
+            for engine, values in per_engine_labelvalues.items():
+                self._counters[engine][name] = counter.labels(*values)
+
+    def observe(self, transfer_stats_data: dict[str, Any], engine_idx: int = 0) -> None:
+        for name, value in transfer_stats_data.items():
+            if value and name in self._counters.get(engine_idx, {}):
+                self._counters[engine_idx][name].inc(value)

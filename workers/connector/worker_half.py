@@ -1,0 +1,267 @@
+"""The half that lives beside the model: copies between the engine's pages and the slab."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import torch
+
+from workers.client import make_hello
+from workers.connector import namespace
+from workers.connector.layout import PagedKv
+from workers.connector.load import BadBlock, Load, LoadBatch
+from workers.connector.metadata import StepOrders, StepResults, StoreOrder, StoreResult
+from workers.connector.session import AgentSession
+from workers.connector.settings import ConnectorSettings
+from workers.connector.slots import SlabSlots
+from workers.connector.store import Publisher, Written
+from workers.core.hashing import namespace_digest
+from workers.core.messages import (
+    CompleteStore,
+    Done,
+    NamespaceSpec,
+    PreparedStore,
+    PrepareStore,
+    Release,
+    ReportCorrupt,
+    SlotRef,
+    Welcome,
+)
+
+logger = logging.getLogger(__name__)
+
+_RETRY_SECONDS = 0.005
+_NULL_BLOCK = 0  # vLLM's placeholder for blocks that hold nothing
+_MAX_POISONED = 4096
+
+
+class WorkerHalf:
+    """All calls come from the worker's main thread, but `_attach`, from the session's."""
+
+    def __init__(self, settings: ConnectorSettings, vllm_config: Any, kv_cache_config: Any) -> None:
+        self._settings = settings
+        self._vllm_config = vllm_config
+        self._kv_cache_config = kv_cache_config
+        self._slots: SlabSlots | None = None
+        self._session: AgentSession | None = None
+        self.namespace_spec: NamespaceSpec | None = None  # known once the pages are
+        self._results = StepResults()
+        self._spoiled: set[int] = set()
+        # Attempts whose load failed: what they compute until the planner knows is worthless.
+        self._poisoned: dict[tuple[str, int], None] = {}
+        self._counts: dict[str, float] = {}
+
+    # --- start and end ------------------------------------------------------------------------
+
+    def register(self, kv_caches: dict[str, torch.Tensor]) -> None:
+        """Learn the pages, introduce this engine to the agent.
+
+        Raises ConfigError for a layout that cannot be shared and RefusedError where the agent
+        says no. Without an agent the engine starts and computes everything itself.
+        """
+        settings = self._settings
+        self._paged = PagedKv(kv_caches, settings.pages_per_block)
+        self._batch = LoadBatch(self._paged)
+        self._lazy = settings.layer_loads and self._paged.format.device == "cpu"
+        self.namespace_spec = namespace.namespace_of(
+            settings, self._vllm_config, self._kv_cache_config, self._paged
+        )
+        hello = make_hello(
+            "worker",
+            settings.worker_id,
+            namespace=self.namespace_spec,
+            kv_role=settings.kv_role,
+        )
+        self._session = AgentSession(
+            settings.agent_socket,
+            hello,
+            call_timeout_seconds=settings.call_timeout_seconds,
+            on_connect=self._attach,
+        )
+        self._publisher = Publisher(
+            self._complete,
+            bound_blocks=settings.store_queue_blocks,
+            wait_seconds=settings.store_timeout_seconds,
+        )
+        self._session.start()
+        self._publisher.start()
+        if not self._session.wait_settled(settings.start_timeout_seconds):
+            logger.warning(
+                "no node agent at %s after %.0f s: starting without the pool, still trying",
+                settings.agent_socket,
+                settings.start_timeout_seconds,
+            )
+
+    def close(self) -> None:
+        if self._session is not None:
+            self._publisher.close()
+            self._session.close()
+
+    def _attach(self, welcome: Welcome) -> None:
+        """A new agent, a new slab. Copies under way keep the old mapping alive until they end."""
+        self._count("agent_connects", 1)
+        current = self._slots
+        if current is not None and current.incarnation == welcome.incarnation:
+            return
+        self._slots = None
+        try:
+            self._slots = SlabSlots(welcome, self._paged.block_bytes)
+        except (OSError, ValueError) as error:
+            logger.warning("cannot map the slab %s: %s", welcome.slab_path, error)
+
+    # --- loads --------------------------------------------------------------------------------
+
+    def start_loads(self, orders: StepOrders) -> None:
+        """Before the step's forward pass."""
+        if not orders.loads:
+            return
+        slots = self._slots
+        loads = [Load(order, slots, self._paged) for order in orders.loads]
+        self._batch.begin(loads, lazy=self._lazy)
+
+    def before_layer(self, name: str) -> None:
+        self._batch.before_layer(name)
+
+    def finish_loads(self) -> None:
+        """After the forward pass: verify, and say what must not be used."""
+        if not self._batch.active:
+            return
+        for result, bad, spoiled in self._batch.finish():
+            self._results.loads.append(result)
+            self._spoiled |= spoiled
+            if result.first_failed >= 0:
+                self._poison(result.request_id, result.attempt)
+                logger.warning(
+                    "request %s: %d of %d blocks could not be loaded; they are computed instead",
+                    result.request_id,
+                    result.failed_blocks,
+                    result.failed_blocks + result.loaded_blocks,
+                )
+            for block in bad:
+                self._report_corrupt(block)
+            self._count("loaded_blocks", result.loaded_blocks)
+            self._count("loaded_bytes", result.loaded_bytes)
+            self._count("load_failed_blocks", result.failed_blocks)
+            self._count("load_scatter_seconds", result.scatter_seconds)
+            self._count("load_verify_seconds", result.verify_seconds)
+
+    def _poison(self, request_id: str, attempt: int) -> None:
+        self._poisoned[request_id, attempt] = None
+        while len(self._poisoned) > _MAX_POISONED:
+            del self._poisoned[next(iter(self._poisoned))]
+
+    def _report_corrupt(self, bad: BadBlock) -> None:
+        self._count("load_corrupt_blocks", 1)
+        assert self._session is not None
+        assert self.namespace_spec is not None
+        block = bad.block
+        digest = namespace_digest(self.namespace_spec)
+        self._session.post(
+            ReportCorrupt(digest, block.block_hash, block.slot, block.generation, bad.cause)
+        )
+
+    # --- stores -------------------------------------------------------------------------------
+
+    def store(self, orders: StepOrders) -> None:
+        """After the forward pass: copy what it finished into the slab."""
+        for order in orders.stores:
+            if (order.request_id, order.attempt) in self._poisoned:
+                continue
+            began = time.perf_counter()
+            result = StoreResult(order.request_id)
+            self._store_run(order, result)
+            self._results.stores.append(result)
+            self._count("stored_blocks", result.stored_blocks)
+            self._count("stored_bytes", result.stored_bytes)
+            self._count("store_dropped_blocks", result.dropped_blocks)
+            self._count("store_seconds", time.perf_counter() - began)
+
+    def _store_run(self, order: StoreOrder, result: StoreResult) -> None:
+        """One run of a chain. A full write queue is waited for, within the bound."""
+        done = 0
+        parent = order.parent
+        deadline = time.monotonic() + self._settings.store_timeout_seconds
+        total = len(order.block_hashes)
+        while done < total:
+            prepared = self._prepare(order, parent, done)
+            if prepared is None:
+                result.dropped_blocks += total - done
+                return
+            accepted = total - done - prepared.num_refused
+            self._write(order, done, prepared.slots[:accepted], result)
+            done += accepted
+            if accepted:
+                parent = order.block_hashes[done - 1]
+            waiting, bound = prepared.write_queue
+            if prepared.num_refused and (waiting < bound or time.monotonic() > deadline):
+                result.dropped_blocks += prepared.num_refused  # no room, and waiting makes none
+                return
+            if prepared.num_refused:
+                time.sleep(_RETRY_SECONDS)
+
+    def _prepare(self, order: StoreOrder, parent: bytes, done: int) -> PreparedStore | None:
+        assert self._session is not None
+        if self._slots is None:
+            return None
+        body = PrepareStore(order.owner, order.namespace, parent, list(order.block_hashes[done:]))
+        return self._session.call(body, PreparedStore, self._settings.store_timeout_seconds)
+
+    def _write(
+        self, order: StoreOrder, start: int, refs: list[SlotRef | None], result: StoreResult
+    ) -> None:
+        slots = self._slots
+        if slots is None:
+            return
+        per_block = self._settings.pages_per_block
+        written: dict[SlotRef, bytes] = {}
+        lost: list[SlotRef] = []
+        for index, ref in enumerate(refs, start):
+            if ref is None:
+                continue
+            block_ids = order.block_ids[index * per_block : (index + 1) * per_block]
+            if _NULL_BLOCK in block_ids or not slots.holds(ref.slot):
+                lost.append(ref)
+                continue
+            self._paged.gather(block_ids, slots.begin_write(ref.slot))
+            written[ref] = order.block_hashes[index]
+        result.stored_blocks += len(written)
+        result.stored_bytes += len(written) * self._paged.block_bytes
+        result.dropped_blocks += len(lost)
+        if lost:
+            assert self._session is not None
+            self._session.post(CompleteStore(order.owner, [], lost))
+        if written:
+            self._publisher.put(
+                Written(order.owner, tuple(written), lambda ref: slots.seal(ref, written[ref]))
+            )
+
+    def _complete(self, message: CompleteStore) -> bool:
+        assert self._session is not None
+        reply = self._session.call(message, Done, self._settings.store_timeout_seconds)
+        if message.owner.startswith("store:"):
+            # Pins of blocks that no transfer waits for end with their writing.
+            self._session.post(Release(message.owner))
+        return reply is not None
+
+    # --- results ------------------------------------------------------------------------------
+
+    def take_results(self) -> StepResults | None:
+        """What happened since the last call, for the planner; None where nothing did."""
+        results, self._results = self._results, StepResults()
+        return results if results.loads or results.stores else None
+
+    def take_spoiled(self) -> set[int]:
+        """The engine's blocks that hold unverified bytes."""
+        spoiled, self._spoiled = self._spoiled, set()
+        return spoiled
+
+    def take_counts(self) -> dict[str, float]:
+        """Counter increments since the last call."""
+        counts, self._counts = self._counts, {}
+        return counts
+
+    def _count(self, name: str, amount: float) -> None:
+        if amount:
+            self._counts[name] = self._counts.get(name, 0.0) + amount
