@@ -65,7 +65,7 @@ def own_cluster(
 
 
 def _perilune(arguments: list[str], timeout: float) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(  # noqa: S603 - our own command line
+    return subprocess.run(
         [sys.executable, "-m", "console", *arguments],
         capture_output=True, text=True, timeout=timeout, check=False, stdin=subprocess.DEVNULL,
     )  # fmt: skip
@@ -85,7 +85,7 @@ def plain_engine(
     )  # fmt: skip
     environment = {**os.environ, **spec.environment(), PARENT_PID_VARIABLE: str(os.getpid())}
     with log_file.open("wb") as log:
-        process = subprocess.Popen(  # noqa: S603 - our own command line
+        process = subprocess.Popen(
             spec.command(), env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
             start_new_session=True,
         )  # fmt: skip
