@@ -88,7 +88,8 @@ def _fail_usage(error: TyperException, missing: list[str]) -> int:
     # A group called without a verb has printed its help already and has no message.
     message = error.format_message()
     if message:
-        _fail(" ".join([message, *missing]), error.exit_code)
+        unknown_verb = message.startswith("No such command")
+        _fail(" ".join([message, *(missing if unknown_verb else [])]), error.exit_code)
     return error.exit_code
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 
 POLL_SECONDS = 0.2
@@ -19,10 +19,11 @@ def tail(path: Path, num_lines: int) -> list[str]:
         return file.read().decode(errors="replace").splitlines()[-num_lines:]
 
 
-def follow(path: Path) -> Iterator[str]:
+def follow(path: Path, *, from_start: bool = False) -> Generator[str, None, None]:
     """What is appended from now on, across rotation; ends only with the caller."""
     file = path.open("rb")
-    file.seek(0, 2)
+    if not from_start:
+        file.seek(0, 2)
     try:
         while True:
             chunk = file.read()

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from workers.client import AsyncAgentClient
 from workers.core.errors import PeriluneError
-from workers.core.messages import DesiredWorkers, ReportWorkers, WorkerCommand, WorkerStatus
+from workers.core.hashing import hash_test_vector
+from workers.core.messages import Hello, WorkerCommand, WorkerStatus
 from workers.core.supervision import ProcessState
 from workers.supervisor.procfs import session_memory_bytes
 
@@ -37,20 +39,23 @@ async def report_workers(runners: Sequence[Runner]) -> None:
     """Run until cancelled. An agent that is away is asked again: it may be restarting."""
     if not runners or runners[0].component.worker is None:
         return
-    socket = str(runners[0].component.worker.agent_socket)
+    hello = Hello(
+        role="supervisor",
+        client_id="supervisor",
+        hash_vector=hash_test_vector(),
+        pid=os.getpid(),
+    )
+    client = AsyncAgentClient(f"unix:{runners[0].component.worker.agent_socket}", hello)
     done: deque[str] = deque(maxlen=KEPT_COMMAND_IDS)
-    while True:
-        try:
-            client = AsyncAgentClient(f"unix:{socket}", role="supervisor", client_id="supervisor")
-            async with client:
-                while True:
-                    reply = await client.request(ReportWorkers(workers=statuses(runners)))
-                    if isinstance(reply, DesiredWorkers):
-                        obey(reply.commands, runners, done)
-                    await asyncio.sleep(REPORT_SECONDS)
-        except (PeriluneError, OSError) as error:
-            log.debug("agent: %s", error)
+    try:
+        while True:
+            try:
+                obey(await client.report_workers(statuses(runners)), runners, done)
+            except PeriluneError as error:
+                log.debug("agent: %s", error)
             await asyncio.sleep(REPORT_SECONDS)
+    finally:
+        await client.close()
 
 
 def statuses(runners: Sequence[Runner]) -> list[WorkerStatus]:

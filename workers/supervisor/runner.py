@@ -159,28 +159,42 @@ class Runner:
     async def _live(self) -> None:
         """One process: from spawn to the end of its last descendant."""
         command = self.component.command
-        wrapper = (sys.executable, "-m", "workers.supervisor.child", str(os.getpid()))
         self._log.begin(" ".join(command))
+        # A pipe of our own: asyncio's would make `wait` wait for every holder of its other end.
+        output, its_end = os.pipe()
         try:
-            child = await asyncio.create_subprocess_exec(
-                *wrapper,
-                *command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.STDOUT,
-                env={**os.environ, **self.component.environment},
-                start_new_session=True,
-            )
+            child = await self._spawn(command, its_end)
         except OSError as error:
+            os.close(output)
             self.feed(Exited(f"cannot start {command[0]}: {error.strerror}"))
             return
+        finally:
+            os.close(its_end)
+        os.set_blocking(output, False)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(output, self._take_output, output)
         self._begin(child)
-        pump = asyncio.create_task(self._pump(child))
-        status = await child.wait()
-        await self._end_leftovers(child.pid)
-        await asyncio.wait([pump], timeout=LEFTOVER_GRACE_SECONDS)
-        pump.cancel()
+        try:
+            status = await child.wait()
+            await self._end_leftovers(child.pid)
+            while self._take_output(output):
+                pass
+        finally:
+            loop.remove_reader(output)
+            os.close(output)
         self._finish(child, status)
+
+    async def _spawn(self, command: tuple[str, ...], output: int) -> asyncio.subprocess.Process:
+        wrapper = (sys.executable, "-m", "workers.supervisor.child", str(os.getpid()))
+        return await asyncio.create_subprocess_exec(
+            *wrapper,
+            *command,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            env={**os.environ, **self.component.environment},
+            start_new_session=True,
+        )
 
     def _begin(self, child: asyncio.subprocess.Process) -> None:
         self._child, self.pid, self.started_at = child, child.pid, _epoch()
@@ -196,12 +210,19 @@ class Runner:
         self._child, self.pid, self._start_ticks = None, 0, 0
         self.feed(Exited(_cause(status, list(self._log.lines))))
 
-    async def _pump(self, child: asyncio.subprocess.Process) -> None:
-        assert child.stdout is not None
-        while chunk := await child.stdout.read(CHUNK_BYTES):
-            for line in self._log.write(chunk):
-                if any(marker in line for marker in self.component.loading_markers):
-                    self.feed(Progressed())
+    def _take_output(self, output: int) -> bool:
+        """Copy what is there into the log; False when there is nothing (more) to read."""
+        try:
+            chunk = os.read(output, CHUNK_BYTES)
+        except BlockingIOError:
+            return False
+        if not chunk:  # closed by all: without this, the loop would call again and again
+            asyncio.get_running_loop().remove_reader(output)
+            return False
+        for line in self._log.write(chunk):
+            if any(marker in line for marker in self.component.loading_markers):
+                self.feed(Progressed())
+        return True
 
     async def _end_leftovers(self, session: int) -> None:
         """What outlives the leader (an engine's core after its API process was killed) ends too."""

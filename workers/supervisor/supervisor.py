@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import httpx2
 
@@ -71,6 +72,11 @@ class Supervisor:
         """End everything in order; `run` returns when it is done."""
         self._stopping = True
         self._transition.set()
+
+    @property
+    def snapshot_path(self) -> Path:
+        """`supervisor.json`, written at each change."""
+        return self._plan.settings.home.state_file
 
     def snapshot(self) -> SupervisorState:
         """What `supervisor.json` says."""
@@ -188,7 +194,7 @@ class Supervisor:
         return f"{runner.process.last_error} (log: {runner.component.log_file})"
 
     def _save(self) -> None:
-        write_state(self._plan.settings.home.state_file, self.snapshot())
+        write_state(self.snapshot_path, self.snapshot())
 
 
 def _all_stopped(runners: list[Runner]) -> bool:

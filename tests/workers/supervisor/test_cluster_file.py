@@ -1,0 +1,77 @@
+"""The declared file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from workers.core.errors import ConfigError
+from workers.supervisor.cluster_file import merge_settings, policies_of, read_cluster_file
+
+EXAMPLE = Path(__file__).resolve().parents[3] / "docs" / "cluster.example.toml"
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "cluster.toml"
+    path.write_text(text)
+    return path
+
+
+def refusal(folder: Path, text: str) -> str:
+    with pytest.raises(ConfigError) as caught:
+        read_cluster_file(write(folder, text))
+    return str(caught.value)
+
+
+def test_the_example_is_valid() -> None:
+    settings = merge_settings({"file": EXAMPLE})
+    settings.validate()
+    assert (settings.prefill.count, settings.decode.count) == (2, 2)
+    assert settings.prefill.max_num_batched_tokens == 8192
+    assert settings.port_gateway == 8000
+
+
+def test_options_win_over_the_file(tmp_path: Path) -> None:
+    path = write(tmp_path, "[prefill]\ncount = 4\nmax_num_batched_tokens = 512\n")
+    settings = merge_settings({"file": path, "prefill": 1, "port_gateway": 9000})
+    assert settings.prefill.count == 1
+    assert settings.prefill.max_num_batched_tokens == 512
+    assert settings.port_gateway == 9000
+
+
+def test_its_targets_become_policies(tmp_path: Path) -> None:
+    text = "[prefill]\nmax_ttft_ms = 750\n[scheduler]\nreject_on_slo_violation = false\n"
+    policies = policies_of(read_cluster_file(write(tmp_path, text)))
+    assert policies["slo"] == {"mode": "observe", "max_ttft_ms": 750.0, "max_tbt_ms": 50.0}
+    assert policies["scheduling"]["max_concurrent_per_decode"] == 256
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        ("[prefill]\ncuont = 2\n", ["[prefill] cuont = 2: is no key of this file", "Known: count"]),
+        ("[prefil]\ncount = 2\n", ["[prefil]", "is no key of this file", "Known: cluster, pref"]),
+        ("[prefill]\ncount = 0\n", ["[prefill] count = 0:", "greater than 0"]),
+        ("[prefill]\ncount = '2'\n", ["[prefill] count = '2':", "valid integer"]),
+        ("[decode]\ngpu_memory_utilization = 1.5\n", ["gpu_memory_utilization = 1.5"]),
+        ("[cluster]\ntransfer_engine = 'magic'\n", ["transfer_engine = 'magic'", "'shm'"]),
+        ("[cluster\n", ["--file", "is no TOML"]),
+    ],
+)
+def test_a_bad_file_names_key_value_and_way_out(
+    tmp_path: Path, text: str, parts: list[str]
+) -> None:
+    message = refusal(tmp_path, text)
+    assert [part for part in parts if part not in message] == []
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="cannot be read"):
+        read_cluster_file(tmp_path / "none.toml")
+
+
+def test_a_bad_endpoint(tmp_path: Path) -> None:
+    path = write(tmp_path, "[cluster]\nscheduler_endpoint = '8000'\n")
+    with pytest.raises(ConfigError, match="is no HOST:PORT"):
+        merge_settings({"file": path})

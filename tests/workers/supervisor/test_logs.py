@@ -1,0 +1,57 @@
+"""Bounded logs, and the line that says best why a process ended."""
+
+from pathlib import Path
+
+import pytest
+
+from workers.supervisor.logs import BoundedLog, last_error_line
+
+
+def test_the_file_has_a_bound(tmp_path: Path) -> None:
+    log = BoundedLog(tmp_path / "a.log", max_bytes=1000)
+    for number in range(500):
+        log.write(f"line {number}\n".encode())
+    log.close()
+    sizes = [path.stat().st_size for path in tmp_path.iterdir()]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.log", "a.log.1"]
+    assert max(sizes) <= 1000
+    assert (tmp_path / "a.log").read_text().endswith("line 499\n")
+
+
+def test_lines_split_over_reads_come_whole(tmp_path: Path) -> None:
+    log = BoundedLog(tmp_path / "a.log")
+    assert log.write(b"one\ntw") == ["one"]
+    assert log.write(b"o\n") == ["two"]
+    log.close()
+
+
+def test_a_new_process_does_not_inherit_its_predecessors_error(tmp_path: Path) -> None:
+    log = BoundedLog(tmp_path / "a.log")
+    log.write(b"ValueError: old\n")
+    log.begin("python -m again")
+    assert list(log.lines) == []
+    log.close()
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        ([], ""),
+        (["hello", "bye"], "bye"),
+        (
+            ["Traceback (most recent call last):", "  File x", "ValueError: bad", ""],
+            "ValueError: bad",
+        ),
+        (
+            [
+                "(EngineCore pid=7) ERROR 11-29 12:00:00 [core.py:1] ValueError: no KV cache room",
+                "(APIServer pid=3) RuntimeError: Engine core initialization failed. "
+                "See root cause above. Failed core proc(s): {}",
+            ],
+            "ValueError: no KV cache room",
+        ),
+        (["starting", "[error] cannot listen", "shutting down"], "[error] cannot listen"),
+    ],
+)
+def test_last_error_line(lines: list[str], expected: str) -> None:
+    assert last_error_line(lines) == expected

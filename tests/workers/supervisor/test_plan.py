@@ -1,0 +1,93 @@
+"""From settings to processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from workers.models.resolve import ResolvedModel
+from workers.supervisor.cpus import as_list, split_cores
+from workers.supervisor.plan import ClusterPlan, make_plan
+from workers.supervisor.ports import Ports
+from workers.supervisor.registration import kv_bytes_per_token
+from workers.supervisor.settings import RoleSettings, Settings
+
+PORTS = Ports(control_plane=7700, gateway=8000, agent=7710, workers=(8101, 8102, 8103))
+MODEL = ResolvedModel("m", "org/m", "/models/m", "w1", is_local=True)
+
+
+def plan_of(folder: Path, **more: object) -> ClusterPlan:
+    settings = Settings(data=folder, prefill=RoleSettings(1), decode=RoleSettings(2), **more)  # type: ignore[arg-type]  # fields by name
+    return make_plan(settings, MODEL, PORTS)
+
+
+def option(command: tuple[str, ...], name: str) -> str:
+    return command[command.index(name) + 1]
+
+
+def test_names_roles_and_order(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path)
+    names = [each.name for each in plan.components]
+    assert names == [
+        "control-plane", "agent-n1", "gateway", "worker-p1", "worker-d1", "worker-d2",
+    ]  # fmt: skip
+    assert [each.worker.role for each in plan.workers if each.worker] == [
+        "prefill", "decode", "decode",
+    ]  # fmt: skip
+    stages = {each.kind: each.stop_stage for each in plan.components}
+    assert stages["gateway"] <= stages["worker"] < stages["agent"] < stages["controlplane"]
+
+
+def test_everyone_gets_the_same_addresses(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, cluster="demo")
+    control_plane, agent, gateway, *workers = plan.components
+    assert option(agent.command, "--control-plane") == plan.control_plane_url
+    assert option(gateway.command, "--control-plane") == control_plane.url
+    assert option(gateway.command, "--agent") == agent.url
+    assert option(agent.command, "--slab-name") == "perilune-demo-n1.slab"
+    assert str(plan.slab_paths[0]) == "/dev/shm/perilune-demo-n1.slab"
+    tokens = {option(each.command, "--token-file") for each in (control_plane, agent, gateway)}
+    assert tokens == {str(tmp_path / "token")}
+    assert all(str(tmp_path / "run" / "n1.sock") in " ".join(each.command) for each in workers)
+
+
+def test_vllm_workers_carry_their_settings(tmp_path: Path) -> None:
+    plan = plan_of(tmp_path, dtype="float32", block_tokens=96)
+    prefill, decode, _ = plan.workers
+    assert option(prefill.command, "--port") == "8101"
+    assert option(prefill.command, "--dtype") == "float32"
+    assert '"kv_role": "kv_producer"' in option(prefill.command, "--kv-transfer-config")
+    assert '"kv_role": "kv_consumer"' in option(decode.command, "--kv-transfer-config")
+    assert '"block_tokens": 96' in option(decode.command, "--kv-transfer-config")
+    assert prefill.environment["VLLM_CPU_KVCACHE_SPACE"] == "1"
+
+
+def test_emulated_workers_use_the_pool(tmp_path: Path) -> None:
+    worker = plan_of(tmp_path, engine="emulated").workers[1]
+    assert option(worker.command, "--worker") == "d1:decode:8102"
+    assert option(worker.command, "--agent-socket") == str(tmp_path / "run" / "n1.sock")
+
+
+@pytest.mark.parametrize(
+    ("cores", "workers", "expected"),
+    [
+        ([0, 1], 2, ["0", "1"]),
+        ([0, 1, 2, 3, 4], 2, ["0-2", "3-4"]),
+        ([2, 3, 8, 9], 1, ["2-3,8-9"]),
+        ([4, 7], 3, ["4", "7", "4"]),
+    ],
+)
+def test_cores_are_split(cores: list[int], workers: int, expected: list[str]) -> None:
+    assert [as_list(share) for share in split_cores(cores, workers)] == expected
+
+
+def test_kv_bytes_per_token(tmp_path: Path) -> None:
+    config = (
+        '{"num_hidden_layers": 30, "num_attention_heads": 9, "num_key_value_heads": 3,'
+        ' "hidden_size": 576, "torch_dtype": "bfloat16"}'
+    )
+    (tmp_path / "config.json").write_text(config)
+    assert kv_bytes_per_token(str(tmp_path), "auto") == 2 * 30 * 3 * 64 * 2
+    assert kv_bytes_per_token(str(tmp_path), "float32") == 2 * 30 * 3 * 64 * 4
+    assert kv_bytes_per_token(str(tmp_path / "none"), "auto") is None

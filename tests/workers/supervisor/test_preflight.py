@@ -1,0 +1,90 @@
+"""What is refused before anything starts: cause, value and way out in one line."""
+
+from __future__ import annotations
+
+import shutil
+from collections import namedtuple
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from workers.core.errors import ConfigError
+from workers.models.resolve import ResolvedModel
+from workers.supervisor import preflight
+from workers.supervisor.settings import GIB, RoleSettings, Settings
+
+MODEL = ResolvedModel("m", "m", "/nowhere", "1", is_local=True)
+
+
+def test_block_that_no_engine_block_divides() -> None:
+    with pytest.raises(ConfigError) as caught:
+        preflight.check_block_tokens(80, 32)
+    assert str(caught.value) == (
+        "--block-tokens = 80: is no multiple of the engine's block of 32 tokens. Choose 64 or 96."
+    )
+    preflight.check_block_tokens(96, 32)
+
+
+def test_engine_block_by_device_and_role() -> None:
+    settings = Settings(device="cuda")
+    assert preflight.engine_block_tokens(Settings()) == 32
+    assert preflight.engine_block_tokens(settings) == 16
+    wider = replace(settings, prefill=RoleSettings(block_size=48))
+    assert preflight.engine_block_tokens(wider) == 48
+
+
+def test_too_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight, "available_memory_bytes", lambda: 3 * GIB)
+    with pytest.raises(ConfigError, match=r"memory = '3.0 GiB available': 2 workers, pool"):
+        preflight.check_memory(Settings(), MODEL)
+    preflight.check_memory(Settings(engine="emulated", slab_gib=1), MODEL)
+
+
+def test_weights_count_once_a_worker(tmp_path: Path) -> None:
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.truncate(GIB)
+    settings = Settings(prefill=RoleSettings(2))
+    without = preflight.needed_memory_bytes(settings, MODEL)
+    model = replace(MODEL, source=str(tmp_path))
+    assert preflight.needed_memory_bytes(settings, model) - without == 3 * GIB
+
+
+def test_shared_memory_too_small() -> None:
+    with pytest.raises(ConfigError, match="does not fit into /dev/shm, which has"):
+        preflight.check_shm(Settings(slab_gib=65000.0))
+
+
+def test_disk_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(1, 1, 1000))
+    with pytest.raises(ConfigError, match=r"has 0.00 GiB free"):
+        preflight.check_disk(Settings(data=tmp_path))
+
+
+def test_compiler_is_wanted_on_cuda_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda _: None)
+    preflight.check_compiler("cpu")
+    with pytest.raises(ConfigError, match="apt-get install gcc"):
+        preflight.check_compiler("cuda")
+
+
+def test_a_model_folder_without_tokenizer(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(ConfigError, match=r"has no tokenizer\.json"):
+        preflight.check_model_files(replace(MODEL, source=str(tmp_path)))
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        (Settings(prefill=RoleSettings(0)), "--prefill = 0"),
+        (Settings(port_gateway=70000), "--port-gateway = 70000"),
+        (Settings(slab_gib=-1), "--slab-gib = -1"),
+        (Settings(nodes=3), "--nodes = 3"),
+        (Settings(cluster="No Good"), "--cluster = 'No Good'"),
+    ],
+)
+def test_settings_out_of_range(settings: Settings, named: str) -> None:
+    with pytest.raises(ConfigError, match=named):
+        settings.validate()
