@@ -21,7 +21,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 )
 
 from workers.connector.metadata import StepOrders, StepResults
-from workers.connector.namespace import require_supported
+from workers.connector.namespace import namespace_of, require_supported
 from workers.connector.scheduler_half import SchedulerHalf
 from workers.connector.settings import parse_settings
 from workers.connector.stats import PeriluneProm, PeriluneStats, empty
@@ -90,7 +90,10 @@ class PeriluneConnector(KVConnectorBase_V1):
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
         if role == KVConnectorRole.WORKER:
-            self._worker = WorkerHalf(self._settings, vllm_config, kv_cache_config)
+            self._worker = WorkerHalf(
+                self._settings,
+                lambda paged: namespace_of(self._settings, vllm_config, kv_cache_config, paged),
+            )
 
     @property
     def requires_kv_delivery(self) -> bool:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Any
+from collections.abc import Callable
 
 import torch
 
 from workers.client import make_hello
-from workers.connector import namespace
 from workers.connector.layout import PagedKv
 from workers.connector.load import BadBlock, Load, LoadBatch
 from workers.connector.metadata import StepOrders, StepResults, StoreOrder, StoreResult
@@ -40,10 +39,12 @@ _MAX_POISONED = 4096
 class WorkerHalf:
     """All calls come from the worker's main thread, but `_attach`, from the session's."""
 
-    def __init__(self, settings: ConnectorSettings, vllm_config: Any, kv_cache_config: Any) -> None:
+    def __init__(
+        self, settings: ConnectorSettings, spec_of: Callable[[PagedKv], NamespaceSpec]
+    ) -> None:
+        """`spec_of` names the namespace of blocks with these pages."""
         self._settings = settings
-        self._vllm_config = vllm_config
-        self._kv_cache_config = kv_cache_config
+        self._spec_of = spec_of
         self._slots: SlabSlots | None = None
         self._session: AgentSession | None = None
         self.namespace_spec: NamespaceSpec | None = None  # known once the pages are
@@ -65,9 +66,7 @@ class WorkerHalf:
         self._paged = PagedKv(kv_caches, settings.pages_per_block)
         self._batch = LoadBatch(self._paged)
         self._lazy = settings.layer_loads and self._paged.format.device == "cpu"
-        self.namespace_spec = namespace.namespace_of(
-            settings, self._vllm_config, self._kv_cache_config, self._paged
-        )
+        self.namespace_spec = self._spec_of(self._paged)
         hello = make_hello(
             "worker",
             settings.worker_id,
