@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from dataclasses import replace
 from pathlib import Path
@@ -103,6 +104,9 @@ def merge_settings(options: dict[str, Any]) -> Settings:
     for role in ("prefill", "decode"):
         if role in given:
             given[role] = replace(getattr(settings, role), count=given[role])
+    if os.sep in given.get("engine_python", ""):
+        # Not resolved: a virtual environment's interpreter is a link that must be called as such.
+        given["engine_python"] = os.path.abspath(given["engine_python"])
     return replace(settings, **given)
 
 

@@ -22,6 +22,7 @@ from workers.models.resolve import resolve_model
 from workers.supervisor import preflight
 from workers.supervisor.guardian import end_sessions
 from workers.supervisor.home import Home, ensure_token
+from workers.supervisor.logs import MAX_LOG_BYTES
 from workers.supervisor.plan import ClusterPlan, make_plan
 from workers.supervisor.ports import choose_ports
 from workers.supervisor.procfs import ProcessIdentity
@@ -93,6 +94,8 @@ def run_detached(arguments: list[str], home: Home) -> None:
     if state is not None and ProcessIdentity(state.pid, state.start_ticks).is_alive():
         raise AlreadyRunningError(home, state)
     log_file = home.log_file("supervisor")
+    if log_file.exists() and log_file.stat().st_size > MAX_LOG_BYTES:
+        log_file.replace(log_file.with_name(log_file.name + ".1"))
     offset = log_file.stat().st_size if log_file.exists() else 0
     with log_file.open("ab") as log:
         child = subprocess.Popen(  # noqa: S603 - this program

@@ -77,6 +77,7 @@ def _control_plane(settings: Settings, ports: Ports, url: str) -> Component:
             "--token-file", str(home.token_file),
             "--cluster", settings.cluster_name,
         ),
+        environment=_environment(settings),
         probe=f"{url}/health",
         url=url,
         log_file=home.log_file("control-plane"),
@@ -101,6 +102,7 @@ def _agent(settings: Settings, ports: Ports, control_plane_url: str, slab: Path)
             "--control-plane", control_plane_url,
             "--token-file", str(home.token_file),
         ),
+        environment=_environment(settings),
         probe=str(socket),
         url=f"unix:{socket}",
         log_file=home.log_file(f"agent-{NODE_ID}"),
@@ -121,11 +123,16 @@ def _gateway(settings: Settings, ports: Ports, control_plane_url: str, url: str)
             "--token-file", str(home.token_file),
             "--agent", f"unix:{home.agent_socket(NODE_ID)}",
         ),
+        environment=_environment(settings),
         probe=f"{url}/health",
         url=url,
         log_file=home.log_file("gateway"),
         after=("control-plane",),
     )  # fmt: skip
+
+
+def _environment(settings: Settings) -> dict[str, str]:
+    return {"PERILUNE_HOME": str(settings.data), "PYTHONUNBUFFERED": "1"}
 
 
 def _places(settings: Settings, ports: Ports) -> list[WorkerPlace]:
@@ -155,7 +162,7 @@ def _worker(settings: Settings, model: ResolvedModel, place: WorkerPlace) -> Com
         name=f"worker-{place.worker_id}",
         kind="worker",
         command=command,
-        environment=environment,
+        environment={**_environment(settings), **environment},
         probe=f"{url}/health",
         url=url,
         log_file=settings.home.log_file(f"worker-{place.worker_id}"),

@@ -95,6 +95,11 @@ class Runner:
     def stop(self) -> None:
         self.feed(StopRequested())
 
+    def kill(self) -> None:
+        """End the whole session now; the core learns of it by `Exited`."""
+        if self.pid:
+            signal_session(self.pid, signal.SIGKILL)
+
     def act(self, action: str) -> None:
         """`restart`, `drain` or `resume`."""
         self.feed(ACTIONS[action])
@@ -148,8 +153,7 @@ class Runner:
             case Command.TERMINATE:
                 self._signal_leader(signal.SIGTERM)
             case Command.KILL:
-                if self.pid:
-                    signal_session(self.pid, signal.SIGKILL)
+                self.kill()
 
     def _signal_leader(self, number: signal.Signals) -> None:
         # Only the leader: it ends its own children in order.
@@ -193,6 +197,7 @@ class Runner:
             stdout=output,
             stderr=output,
             env={**os.environ, **self.component.environment},
+            cwd=self.component.log_file.parent,  # `python -m` would import from the shell's folder
             start_new_session=True,
         )
 
@@ -236,8 +241,7 @@ class Runner:
 
     async def _end_at_once(self) -> None:
         self.stop()
-        if self.pid:
-            signal_session(self.pid, signal.SIGKILL)
+        self.kill()
         if self._tasks:
             await asyncio.wait(set(self._tasks), timeout=2 * LEFTOVER_GRACE_SECONDS)
 

@@ -69,7 +69,10 @@ class Supervisor:
             raise self._failure
 
     def request_stop(self) -> None:
-        """End everything in order; `run` returns when it is done."""
+        """End everything in order; `run` returns when it is done. Asked twice, it hurries."""
+        if self._stopping:
+            for runner in self._runners.values():
+                runner.kill()
         self._stopping = True
         self._transition.set()
 
@@ -143,9 +146,11 @@ class Supervisor:
                 f"Look into {self._plan.settings.home.log_file('gateway')}"
             )
             return
+        self._progress.say(f"ready in {time.monotonic() - self._began:.1f} s")
+        for line in next_steps(self._plan):
+            self._progress.say(line)
         self.state = "ready"
         self._save()
-        self._progress.say(f"ready in {time.monotonic() - self._began:.1f} s")
 
     async def _end(self) -> None:
         self.state = "stopping"
@@ -195,6 +200,23 @@ class Supervisor:
 
     def _save(self) -> None:
         write_state(self.snapshot_path, self.snapshot())
+
+
+def next_steps(plan: ClusterPlan) -> list[str]:
+    """A request that answers, the console, the dashboard."""
+    message = '{"role": "user", "content": "What is the capital of France?"}'
+    body = f'{{"model": "{plan.model.served_name}", "messages": [{message}]}}'
+    return [
+        f"  curl {plan.gateway_url}/v1/chat/completions "
+        f"-H 'content-type: application/json' -d '{body}'",
+        f"  perilune console{_where(plan)}",
+        f"  {plan.control_plane_url}/",
+    ]
+
+
+def _where(plan: ClusterPlan) -> str:
+    is_usual = plan.control_plane_url == "http://127.0.0.1:7700"
+    return "" if is_usual else f" --url {plan.control_plane_url}"
 
 
 def _all_stopped(runners: list[Runner]) -> bool:

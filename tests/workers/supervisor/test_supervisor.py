@@ -125,7 +125,9 @@ async def test_starts_in_order_and_says_so(running: tuple[Supervisor, Words]) ->
     ready = next(index for index, line in enumerate(lines) if line.startswith("control-plane: rea"))
     assert lines.index("worker-p1: starting") > ready
     assert any(line.startswith("worker-p1: ready in ") for line in lines)
-    assert lines[-1].startswith("ready in ")
+    assert lines[-4].startswith("ready in ")
+    assert "curl http://127.0.0.1:1/v1/chat/completions" in lines[-3]
+    assert lines[-2].startswith("  perilune console")
 
 
 async def test_the_state_file_tells_the_same(running: tuple[Supervisor, Words]) -> None:
