@@ -51,6 +51,7 @@ class AsyncAgentClient:
         self._backoff = Backoff()
         self._calls: _Connection | None = None
         self._stream: _Connection | None = None
+        self._resyncing = False
         self.welcome: Welcome | None = None
 
     @property
@@ -112,7 +113,7 @@ class AsyncAgentClient:
                 backoff.failed()
                 await asyncio.sleep(backoff.remaining_seconds)
                 continue
-            self._stream, self.welcome = stream, stream.welcome
+            self._stream, self.welcome, self._resyncing = stream, stream.welcome, False
             try:
                 stream.send(Subscribe(*position()))
                 async for message in self._read_stream(stream):
@@ -125,8 +126,12 @@ class AsyncAgentClient:
             await asyncio.sleep(backoff.remaining_seconds)
 
     def resync(self) -> None:
-        """Have the stream begin anew with a snapshot; no effect while it is not connected."""
-        if self._stream is not None:
+        """Have the stream begin anew with a snapshot; once is enough until that begins.
+
+        No effect while the stream is not connected: it asks `position` when it is again.
+        """
+        if self._stream is not None and not self._resyncing:
+            self._resyncing = True
             self._stream.send(Subscribe(0, 0))
 
     async def close(self) -> None:
@@ -140,6 +145,8 @@ class AsyncAgentClient:
                 reply = await stream.receive()
             except (OSError, ProtocolError, asyncio.IncompleteReadError):
                 return
+            if isinstance(reply.body, Snapshot) and reply.body.first:
+                self._resyncing = False
             if isinstance(reply.body, EventBatch | Snapshot | LegReport):
                 yield reply.body
 
