@@ -145,17 +145,16 @@ class Lifecycle:
                 self.slot_worker = worker_id
                 return []
             case PrefillStarted(worker_id):
-                self._expect(event, State.WAITING, State.PREFILLING)
-                assert not self.prefill_worker, "the leg before has not ended"
+                self._expect(event, State.WAITING, State.HANDING_OVER)
                 self.state, self.prefill_worker = State.PREFILLING, worker_id
                 self.may_have_pins = True
                 return []
             case PrefillEnded():
                 self._expect(event, State.PREFILLING)
+                self.state = State.HANDING_OVER
                 return self._end_prefill()
             case DecodeStarted():
-                self._expect(event, State.WAITING, State.PREFILLING, State.HANDING_OVER)
-                assert not self.prefill_worker, "leg 1 has not ended"
+                self._expect(event, State.WAITING, State.HANDING_OVER)
                 self.state = State.DECODING
                 return []
             case DecodeRetried():
@@ -179,8 +178,7 @@ class Lifecycle:
             assert not self.slot_worker, self.story
             assert not self.prefill_worker, self.story
             assert not self.may_have_pins, self.story
-        if self.prefill_worker:
-            assert self.state is State.PREFILLING, self.story
+        assert bool(self.prefill_worker) == (self.state is State.PREFILLING), self.story
 
     def _end_if_open(self, state: State) -> list[Command]:
         return [] if self.state in ENDS else self._end(state)

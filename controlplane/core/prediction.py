@@ -140,6 +140,9 @@ class PrefillQueue:
     def __len__(self) -> int:
         return len(self._legs)
 
+    def __contains__(self, leg: str) -> bool:
+        return leg in self._legs
+
     def start(self, leg: str, predicted_seconds: float, tokens: int, now: float) -> None:
         self._legs[leg] = _Queued(predicted_seconds, now)
         self._tokens_of[leg] = tokens

@@ -126,8 +126,13 @@ def order_by_turn(options: list[PrefillOption], prompt_tokens: int, turn: int) -
     return [price(option, prompt_tokens, 0, 1.0, None) for option in rotated]
 
 
-def prefill_candidates(ordered: list[Priced], *, by_turn: bool = False) -> list[PrefillCandidate]:
-    """Every candidate's terms, the chosen one first, with the reason in words."""
+def prefill_candidates(
+    ordered: list[Priced], *, by_turn: bool = False, broken_slo_seconds: float | None = None
+) -> list[PrefillCandidate]:
+    """Every candidate's terms, the chosen one first, with the reason in words.
+
+    `broken_slo_seconds` is the TTFT bound that led to a rejection, if one did.
+    """
     return [
         PrefillCandidate(
             worker_id=priced.option.worker_id,
@@ -138,7 +143,7 @@ def prefill_candidates(ordered: list[Priced], *, by_turn: bool = False) -> list[
             transfer_seconds=priced.transfer_seconds,
             prefill_seconds=priced.prefill_seconds,
             ttft_seconds=priced.ttft_seconds,
-            verdict=_verdict(priced, ordered[0], by_turn=by_turn),
+            verdict=_verdict(priced, ordered[0], by_turn, broken_slo_seconds),
         )
         for priced in ordered
     ]
@@ -173,7 +178,12 @@ def _is_far_behind(own: int, best: int, threshold: float) -> bool:
     return own == 0 or best / own > threshold
 
 
-def _verdict(priced: Priced, winner: Priced, *, by_turn: bool) -> str:
+def _verdict(
+    priced: Priced, winner: Priced, by_turn: bool, broken_slo_seconds: float | None
+) -> str:
+    if broken_slo_seconds is not None:
+        over = priced.ttft_seconds - broken_slo_seconds
+        return f"breaks TTFT SLO by {over * 1000:.0f} ms" if over > 0 else "breaks the SLO"
     if priced is winner:
         return "chosen"
     if by_turn:

@@ -1,0 +1,117 @@
+"""`python -m controlplane.gateway`: the OpenAI-compatible front of the cluster."""
+
+import argparse
+import asyncio
+import logging
+import signal
+import sys
+from pathlib import Path
+
+import structlog
+import uvloop
+
+from controlplane.gateway.app import Gateway
+from controlplane.gateway.settings import Limits, Settings, Timeouts
+from workers.core.errors import ConfigError
+from workers.process import die_with_parent
+
+log = structlog.get_logger(__name__)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m controlplane.gateway", description=__doc__)
+    add = parser.add_argument
+    add("--id", default="gw-1", help="unique among the gateways of a cluster")
+    add("--host", default="127.0.0.1")
+    add("--port", type=int, default=8000, help="0 takes a free one")
+    add("--control-plane", default="", metavar="URL")
+    add("--token-file", default="", metavar="FILE", help="bearer token for the control plane")
+    add("--agent", action="append", default=[], metavar="ADDRESS",
+        help="follow this node agent (unix:/path, tcp:host:port) besides the view's; repeatable")  # fmt: skip
+    add("--model", action="append", default=[], metavar="NAME=PATH",
+        help="a model's tokenizer folder, where no control plane says; repeatable")  # fmt: skip
+    add("--static", default="", metavar="FILE", help="a ClusterView in JSON instead of an agent")
+    add("--max-body-bytes", type=int, default=Limits().max_body_bytes)
+    add("--prefill-timeout", type=float, default=Timeouts().prefill, metavar="SECONDS")
+    add("--first-byte-timeout", type=float, default=Timeouts().first_byte, metavar="SECONDS")
+    add("--idle-timeout", type=float, default=Timeouts().idle, metavar="SECONDS")
+    add("--drain", type=float, default=Timeouts().drain, metavar="SECONDS")
+    add("--log-level", default="info", choices=["debug", "info", "warning", "error"])
+    return parser
+
+
+def settings_from(argv: list[str]) -> tuple[Settings, str]:
+    """Settings and log level. Raises `ConfigError`."""
+    args = _parser().parse_args(argv)
+    models: dict[str, str] = {}
+    for entry in args.model:
+        name, equals, path = entry.partition("=")
+        if not equals or not path:
+            raise ConfigError("--model", entry, "is no NAME=PATH", "Write --model name=/folder.")
+        models[name] = path
+    settings = Settings(
+        gateway_id=args.id,
+        host=args.host,
+        port=args.port,
+        control_plane=args.control_plane,
+        token=_token(args.token_file),
+        agents=tuple(args.agent),
+        models=models,
+        static_view=args.static,
+        limits=Limits(max_body_bytes=args.max_body_bytes),
+        timeouts=Timeouts(
+            prefill=args.prefill_timeout,
+            first_byte=args.first_byte_timeout,
+            idle=args.idle_timeout,
+            drain=args.drain,
+        ),
+    )
+    return settings, args.log_level
+
+
+def _token(path: str) -> str:
+    if not path:
+        return ""
+    try:
+        return Path(path).read_text(encoding="utf-8").strip()
+    except OSError as error:
+        way_out = "Start the control plane first, which makes it, or name another file."
+        raise ConfigError("--token-file", path, f"cannot be read ({error})", way_out) from None
+
+
+async def _serve(settings: Settings) -> None:
+    gateway = Gateway(settings)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    try:
+        await gateway.start()
+        log.info("gateway_ready", url=gateway.url, id=settings.gateway_id)
+        await stop.wait()
+        log.info("gateway_draining", in_flight=gateway.stats.in_flight)
+    finally:
+        await gateway.stop()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit code 2: a setting cannot work; 1: the address is taken."""
+    die_with_parent()
+    try:
+        settings, level = settings_from(sys.argv[1:] if argv is None else argv)
+        structlog.configure(
+            wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
+            logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        )
+        uvloop.run(_serve(settings))
+    except ConfigError as error:
+        print(error, file=sys.stderr)  # noqa: T201 - a CLI's error
+        return 2
+    except OSError as error:
+        print(f"cannot listen: {error}. Free the port or choose another: --port", file=sys.stderr)  # noqa: T201 - a CLI's error
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

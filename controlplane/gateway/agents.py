@@ -1,0 +1,183 @@
+"""Follows node agents: their KV events feed the prefix index, their leg reports the records."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import structlog
+
+from controlplane.gateway.cluster import Cluster
+from controlplane.gateway.wire import View, ViewModel, ViewNode, ViewWorker
+from workers.client import AsyncAgentClient, make_hello
+from workers.core.errors import AgentUnavailableError, ProtocolError, RefusedError
+from workers.core.ids import NodeId, transfer_owner
+from workers.core.messages import LegReport, PoolStats, WorkerStatus
+from workers.core.prefix_index import Applied
+
+log = structlog.get_logger(__name__)
+
+MAX_RELEASES = 10_000
+"""Releases that wait for an agent; beyond it the oldest are left to their lease."""
+STATS_SECONDS = 1.0
+REFUSED_PAUSE_SECONDS = 5.0
+RELEASE_AGAIN_SECONDS = 2.0
+"""A cancelled prefill may still pin a last block: released once more."""
+
+
+@dataclass(slots=True)
+class _Followed:
+    address: str
+    client: AsyncAgentClient
+    node_id: str = ""
+    stats: PoolStats | None = None
+    releases: asyncio.Queue[str] = field(default_factory=lambda: asyncio.Queue(MAX_RELEASES))
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+
+class Agents:
+    """Starts and ends a follower for each agent of the view, and for those of the command line."""
+
+    def __init__(
+        self, gateway_id: str, fixed: tuple[str, ...], cluster: Cluster,
+        on_leg: Callable[[LegReport], None],
+    ) -> None:  # fmt: skip
+        self._gateway_id = gateway_id
+        self._fixed = set(fixed)
+        self._cluster = cluster
+        self._on_leg = on_leg
+        self._followed: dict[str, _Followed] = {}
+        self._loop = asyncio.get_running_loop()
+        cluster.on_view.append(self.follow_view)
+        for address in fixed:
+            self._follow(address)
+
+    def follow_view(self, view: View) -> None:
+        """The view's agents, and no others."""
+        wanted = {node.events_endpoint for node in view.nodes if node.events_endpoint}
+        for address in self._followed.keys() - wanted - self._fixed:
+            self._unfollow(address)
+        for address in wanted - self._followed.keys():
+            self._follow(address)
+
+    def follows(self, node_id: str) -> bool:
+        """Whether this node's leg reports reach us now."""
+        for followed in self._followed.values():
+            if followed.node_id == node_id:
+                return followed.client.subscribed
+        return False
+
+    @property
+    def num_subscribed(self) -> int:
+        return sum(followed.client.subscribed for followed in self._followed.values())
+
+    def release(self, transfer_id: str, *, again: bool = False) -> None:
+        """End the transfer's pins on every node that may hold some. Never blocks."""
+        owner = transfer_owner(transfer_id)
+        for followed in self._followed.values():
+            if followed.releases.full():
+                followed.releases.get_nowait()
+            followed.releases.put_nowait(owner)
+        if again and self._followed:
+            self._loop.call_later(RELEASE_AGAIN_SECONDS, self.release, transfer_id)
+
+    async def close(self) -> None:
+        """End every follower; what is to be released is sent first, for a moment."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(1.0):
+                for followed in self._followed.values():
+                    if followed.client.subscribed:
+                        await followed.releases.join()
+        tasks = [task for f in self._followed.values() for task in f.tasks]
+        for address in list(self._followed):
+            self._unfollow(address)
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    # --- following ---
+
+    def _follow(self, address: str) -> None:
+        hello = make_hello("gateway", self._gateway_id)
+        followed = _Followed(address, AsyncAgentClient(address, hello))
+        self._followed[address] = followed
+        for loop in (self._read_events, self._send_releases, self._read_stats):
+            followed.tasks.append(self._loop.create_task(loop(followed)))
+
+    def _unfollow(self, address: str) -> None:
+        followed = self._followed.pop(address)
+        for task in followed.tasks:
+            task.cancel()
+        if followed.node_id:
+            self._cluster.index.drop_node(NodeId(followed.node_id))
+
+    async def _read_events(self, followed: _Followed) -> None:
+        index = self._cluster.index
+        while True:
+            try:
+                stream = followed.client.subscribe(lambda: index.position(NodeId(followed.node_id)))
+                async with contextlib.aclosing(stream) as messages:  # type: ignore[type-var]  # it is an async generator
+                    async for message in messages:
+                        if isinstance(message, LegReport):
+                            self._on_leg(message)
+                            continue
+                        followed.node_id = message.node_id
+                        if index.apply(message) is Applied.RESYNC:
+                            followed.client.resync()
+            except RefusedError as refusal:
+                log.warning("agent_refused", agent=followed.address, reason=str(refusal))
+                await asyncio.sleep(REFUSED_PAUSE_SECONDS)
+
+    async def _send_releases(self, followed: _Followed) -> None:
+        while True:
+            owner = await followed.releases.get()
+            try:
+                await followed.client.release(owner)
+            except (AgentUnavailableError, RefusedError, ProtocolError):
+                pass  # the pins' lease ends them
+            finally:
+                followed.releases.task_done()
+
+    async def _read_stats(self, followed: _Followed) -> None:
+        """Namespaces of workers; and the workers themselves where no view has come."""
+        while True:
+            with contextlib.suppress(AgentUnavailableError, RefusedError, ProtocolError):
+                stats = await followed.client.stats()
+                followed.node_id, followed.stats = stats.node_id, stats
+                if not self._cluster.view.boot_id:
+                    self._view_of_agents()
+                self._apply_namespaces(stats)
+            await asyncio.sleep(STATS_SECONDS)
+
+    def _apply_namespaces(self, stats: PoolStats) -> None:
+        for namespace in stats.namespaces:
+            for worker_id in namespace.workers:
+                worker = self._cluster.workers.get(worker_id)
+                if worker is not None and worker.row.node_id == stats.node_id:
+                    worker.namespace = namespace.digest
+                    worker.block_tokens = namespace.spec.block_tokens
+
+    def _view_of_agents(self) -> None:
+        """Without a control plane: what the followed agents list."""
+        nodes, workers = [], []
+        for followed in self._followed.values():
+            if followed.stats is not None:
+                nodes.append(ViewNode(followed.node_id, "ready", followed.address))
+                rows = (_row(followed.node_id, status) for status in followed.stats.workers)
+                workers += [row for row in rows if row is not None]
+        models = [ViewModel(name, path) for name, path in self._cluster.model_paths.items()]
+        view = View(nodes=nodes, workers=workers, models=models)
+        if view != self._cluster.view:
+            self._cluster.apply(view)
+
+
+def _row(node_id: str, status: WorkerStatus) -> ViewWorker | None:
+    if not status.url:
+        return None
+    return ViewWorker(
+        id=status.worker_id,
+        node_id=node_id,
+        role=status.role,
+        model=status.model,
+        url=status.url,
+        state=status.state,
+        engine=status.engine,
+    )

@@ -1,0 +1,73 @@
+"""What the gateway itself says on /v1: OpenAI-style error objects.
+
+/v1 clients are OpenAI SDKs: they show `error.message`. So errors here are
+`{"error": {"message", "type", "param", "code"}}` and not problem+json.
+"""
+
+from dataclasses import dataclass
+
+import msgspec
+
+REASONS = {
+    100: "Continue", 200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found",
+    405: "Method Not Allowed", 408: "Request Timeout", 413: "Content Too Large",
+    417: "Expectation Failed", 422: "Unprocessable Content", 429: "Too Many Requests",
+    431: "Request Header Fields Too Large", 500: "Internal Server Error", 502: "Bad Gateway",
+    503: "Service Unavailable", 504: "Gateway Timeout",
+}  # fmt: skip
+
+_TYPES = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "request_timeout",
+    413: "invalid_request_error",
+    429: "slo_rejected",
+    431: "invalid_request_error",
+    502: "upstream_error",
+    503: "unavailable",
+    504: "upstream_timeout",
+}
+
+
+@dataclass(slots=True)
+class AnswerError(Exception):
+    """An answer that ends a request before any byte of a reply. `code` is stable."""
+
+    status: int
+    message: str
+    code: str
+    param: str | None = None
+    retry_after: int | None = None
+
+    def __str__(self) -> str:
+        return self.message
+
+    def body(self) -> bytes:
+        return error_body(self.status, self.message, self.code, self.param)
+
+    def headers(self) -> bytes:
+        """Extra header lines."""
+        lines = b""
+        if self.retry_after is not None:
+            lines += b"retry-after: %d\r\n" % self.retry_after
+        if self.status == 401:
+            lines += b"www-authenticate: Bearer\r\n"
+        return lines
+
+
+def error_body(status: int, message: str, code: str, param: str | None = None) -> bytes:
+    """JSON of an error object."""
+    error = {
+        "message": message,
+        "type": _TYPES.get(status, "internal_error"),
+        "param": param,
+        "code": code,
+    }
+    return msgspec.json.encode({"error": error})
+
+
+def error_event(status: int, message: str, code: str) -> bytes:
+    """The same as one SSE event, for streams that have begun."""
+    return b"data: " + error_body(status, message, code) + b"\n\n"

@@ -1,0 +1,274 @@
+"""Routes of the gateway and the assembly of its parts."""
+
+import asyncio
+import contextlib
+import hashlib
+import secrets
+from itertools import count
+from time import monotonic
+from urllib.parse import unquote
+
+import msgspec
+import structlog
+
+from controlplane.gateway.agents import Agents
+from controlplane.gateway.answers import AnswerError
+from controlplane.gateway.api_client import ApiClient
+from controlplane.gateway.asked import Asked
+from controlplane.gateway.bodies import DEFAULT_TENANT, ClientBody, legs_salt, parse
+from controlplane.gateway.cluster import Cluster
+from controlplane.gateway.legs import LegSender
+from controlplane.gateway.metrics import CONTENT_TYPE, Extra, render
+from controlplane.gateway.prompts import Tokenizers, prompt_chars
+from controlplane.gateway.records import Records
+from controlplane.gateway.reports import Reporter
+from controlplane.gateway.scheduling import Scheduler
+from controlplane.gateway.server import Request, Server
+from controlplane.gateway.settings import Settings
+from controlplane.gateway.stats import Stats
+from controlplane.gateway.view import ViewFollower, load_static
+from controlplane.gateway.walk import Context, Walk
+from controlplane.gateway.wire import GatewayStats, View
+from workers.process import rss_bytes
+
+log = structlog.get_logger(__name__)
+
+HOUSEKEEPING_SECONDS = 0.25
+_GENERATE = {b"/v1/completions": False, b"/v1/chat/completions": True}
+
+
+class Gateway:
+    """`start`, then serve until `stop`. One event loop, one process."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.stats = Stats()
+        self.cluster = Cluster(settings, self.stats)
+        self.records = Records(self.stats)
+        self.tokenizers = Tokenizers()
+        self._loop = asyncio.get_running_loop()
+        self.server = Server(self.handle, settings.limits, settings.timeouts)
+        self._agents = Agents(settings.gateway_id, settings.agents, self.cluster, self.records.leg)
+        self._context = Context(
+            settings, self.cluster, Scheduler(self.cluster), self.stats, self.records,
+            LegSender(settings), self._agents,
+        )  # fmt: skip
+        self._ids = count(1)
+        self._id_prefix = secrets.token_hex(6)
+        self._tasks: list[asyncio.Task[None]] = []
+        self._client: ApiClient | None = None
+        self._follower: ViewFollower | None = None
+        self._reporter: Reporter | None = None
+        self.cluster.on_view.append(self._load_tokenizers)
+
+    # --- life ---
+
+    async def start(self) -> None:
+        """Listen, then follow. Raises OSError (address in use), ConfigError (static view)."""
+        if self.settings.static_view:
+            self.cluster.apply(load_static(self.settings.static_view))
+        await self.server.start(self.settings.host, self.settings.port)
+        self._tasks.append(self._loop.create_task(self._housekeeping()))
+        if self.settings.control_plane:
+            self._start_control_plane()
+
+    def _start_control_plane(self) -> None:
+        settings = self.settings
+        self._client = ApiClient(settings.control_plane, settings.token)
+        self._follower = ViewFollower(self._client, settings.gateway_id, self.cluster.apply)
+        self._reporter = Reporter(
+            self._client, settings.gateway_id, self.url, self.records, self._report_stats
+        )
+        self._tasks.append(self._loop.create_task(self._follower.run()))
+        self._tasks.append(self._loop.create_task(self._reporter.run()))
+
+    async def stop(self, drain_seconds: float | None = None) -> None:
+        """Drain (bounded), send the last report, end every task. Idempotent."""
+        await self.server.stop(drain_seconds)
+        tasks, self._tasks = self._tasks, []
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._reporter is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(2.0):
+                    await self._reporter.flush()
+        await self._agents.close()
+        if self._client is not None:
+            self._client.close()
+        self.cluster.close()
+        self.tokenizers.close()
+        await asyncio.sleep(0)
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.settings.host}:{self.server.port}"
+
+    async def _housekeeping(self) -> None:
+        while True:
+            await asyncio.sleep(HOUSEKEEPING_SECONDS)
+            self.records.sweep(monotonic())
+
+    def _load_tokenizers(self, view: View) -> None:
+        """In the tokenisers' thread: 50 ms to seconds each; requests go on without meanwhile."""
+        paths = {model.path for model in self.cluster.models.values() if model.path}
+        self.tokenizers.keep(paths)
+        for path in paths:
+            if self.tokenizers.get(path) is None:
+                self.tokenizers.thread.submit(self.tokenizers.load, path)
+
+    # --- routes ---
+
+    async def handle(self, request: Request) -> None:
+        """The server's handler."""
+        chat = _GENERATE.get(request.path)
+        if chat is not None and request.method == b"POST":
+            try:
+                asked = await self._understand(request, chat=chat)
+            except AnswerError as error:
+                self.stats.client_errors += error.status < 500
+                raise
+            self.stats.requests += 1
+            await Walk(self._context, asked).run()
+            return
+        path = request.path.partition(b"?")[0]
+        if path in _GENERATE and request.method == b"POST":
+            request.path = path
+            await self.handle(request)
+            return
+        self._get(request, path)
+
+    def _get(self, request: Request, path: bytes) -> None:
+        known = {b"/v1/models", b"/health", b"/metrics", *_GENERATE}
+        if path not in known and not path.startswith(b"/v1/models/"):
+            message = f"{path.decode('latin-1')} is not served here; see /v1/models"
+            raise AnswerError(404, message, "not_found")
+        if request.method not in (b"GET", b"HEAD") or path in _GENERATE:
+            allowed = "POST" if path in _GENERATE else "GET"
+            message = f"{request.method.decode()} {path.decode('latin-1')}: only {allowed} works"
+            raise AnswerError(405, message, "method_not_allowed")
+        client = request.connection
+        if path == b"/health":
+            status, body = self._health()
+            client.respond(status, body)
+        elif path == b"/metrics":
+            client.respond(200, render(self.export_stats(), self._extra()), CONTENT_TYPE)
+        else:
+            self._tenant(request)
+            client.respond(200, self._models(unquote(path[11:].decode("latin-1"))))
+
+    # --- understanding a request ---
+
+    async def _understand(self, request: Request, *, chat: bool) -> Asked:
+        tenant = self._tenant(request)
+        body = parse(request.body, chat=chat)
+        model = self._model(body)
+        salt = legs_salt(tenant, body.fields.get("cache_salt"))
+        prompts = await self._tokens(body, model)
+        request_id = f"{self._id_prefix}{next(self._ids):08x}"
+        return Asked(request, request_id, body, model, tenant, salt, prompts)
+
+    def _tenant(self, request: Request) -> str:
+        tenants = self.cluster.tenants
+        if not tenants:
+            return DEFAULT_TENANT
+        scheme, _, key = request.headers.get(b"authorization", b"").partition(b" ")
+        if scheme.lower() == b"bearer":
+            tenant = tenants.get(hashlib.sha256(key.strip()).hexdigest())
+            if tenant is not None:
+                return tenant
+        message = "missing or unknown API key: send `Authorization: Bearer KEY` with a key of ours"
+        raise AnswerError(401, message, "invalid_api_key")
+
+    def _model(self, body: ClientBody) -> str:
+        models, model = self.cluster.models, body.model
+        if isinstance(model, str) and model in models:
+            return model
+        if model is None and len(models) == 1:
+            return next(iter(models))
+        known = ", ".join(sorted(models)) or "none yet"
+        if model is not None and not isinstance(model, str):
+            kind = type(model).__name__
+            message = f"model: must be a string, this is a {kind}; known models: {known}"
+            raise AnswerError(400, message, "invalid_model", "model")
+        if not self.cluster.has_view:
+            raise AnswerError(503, "the gateway has no view of the cluster yet", "no_view",
+                              retry_after=1)  # fmt: skip
+        message = f"the model {model!r} does not exist; known models: {known}"
+        raise AnswerError(404, message, "model_not_found", "model")
+
+    async def _tokens(self, body: ClientBody, model: str) -> list[list[int]] | None:
+        tokenizer = self.tokenizers.get(self.cluster.models[model].path)
+        if tokenizer is None:
+            return None
+        if prompt_chars(body.fields) <= self.settings.inline_tokenise_chars:
+            return tokenizer.tokens(body)
+        return await self._loop.run_in_executor(self.tokenizers.thread, tokenizer.tokens, body)
+
+    # --- answers of our own ---
+
+    def _health(self) -> tuple[int, bytes]:
+        """200 as long as some model can be served; `missing` says what is not there."""
+        now = monotonic()
+        missing = [
+            f"{role} worker for model {model}"
+            for model in sorted(self.cluster.models)
+            for role in ("prefill", "decode")
+            if not self.cluster.serving(model, role, now)
+        ]
+        serves = any(self.cluster.serving(model, "decode", now) for model in self.cluster.models)
+        if not self.cluster.models:
+            missing = ["a view of the cluster" if not self.cluster.has_view else "any worker"]
+        follower = self._follower
+        body = {
+            "status": "down" if not serves else "degraded" if missing else "ok",
+            "missing": missing,
+            "gateway": self.settings.gateway_id,
+            "view_revision": self.cluster.view.revision,
+            "control_plane": "none" if follower is None
+            else "connected" if follower.connected else "lost",
+            "agents": self._agents.num_subscribed,
+        }  # fmt: skip
+        return (200 if serves else 503), msgspec.json.encode(body)
+
+    def _models(self, name: str) -> bytes:
+        """Our own catalogue: no worker is asked (A34)."""
+        cards = [self._model_card(model) for model in sorted(self.cluster.models)]
+        if not name:
+            return msgspec.json.encode({"object": "list", "data": cards})
+        for card in cards:
+            if card["id"] == name:
+                return msgspec.json.encode(card)
+        known = ", ".join(sorted(self.cluster.models)) or "none yet"
+        message = f"the model {name!r} does not exist; known models: {known}"
+        raise AnswerError(404, message, "model_not_found", "model")
+
+    def _model_card(self, model: str) -> dict[str, object]:
+        rows = [row for row in self.cluster.view.workers if row.model == model]
+        emulated = any(row.engine == "emulated" for row in rows)
+        return {
+            "id": model,
+            "object": "model",
+            "created": int(self.stats.started_at.timestamp()),
+            "owned_by": "perilune",
+            "max_model_len": self.cluster.models[model].max_model_len,
+            "metadata": {"emulated": emulated, "workers": [row.id for row in rows]},
+        }
+
+    def export_stats(self) -> GatewayStats:
+        index_blocks = self.cluster.index.num_blocks()
+        return self.stats.export(self.cluster.loads(), index_blocks, rss_bytes())
+
+    def _report_stats(self) -> tuple[int, GatewayStats]:
+        return self.cluster.view.revision, self.export_stats()
+
+    def _extra(self) -> Extra:
+        stats = self.stats
+        return Extra(
+            retries_prefill=stats.retries_prefill,
+            retries_decode=stats.retries_decode,
+            decode_side_prefills=stats.decode_side_prefills,
+            handoff_missing=stats.handoff_missing,
+            view_revision=self.cluster.view.revision,
+            decisions_buffered=self.records.num_buffered,
+        )

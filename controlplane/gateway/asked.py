@@ -1,0 +1,29 @@
+"""What a client asks, as understood so far."""
+
+from dataclasses import dataclass
+
+from controlplane.gateway.bodies import ClientBody
+from controlplane.gateway.server import Request
+
+
+@dataclass(slots=True)
+class Asked:
+    """A request of /v1 with its ids, tenant and prompts (None: tokens unknown)."""
+
+    request: Request
+    request_id: str
+    body: ClientBody
+    model: str
+    tenant: str
+    salt: str | None
+    prompts: list[list[int]] | None
+
+    @property
+    def num_tokens(self) -> int | None:
+        return None if self.prompts is None else sum(map(len, self.prompts))
+
+    def client_headers(self, passed: bytes) -> bytes:
+        """Ids for the client: its own echoed where it sent one, and ours."""
+        ours = self.request_id.encode()
+        own = self.request.headers.get(b"x-request-id", ours)
+        return b"x-request-id: %b\r\nx-perilune-request-id: %b\r\n%b" % (own, ours, passed)

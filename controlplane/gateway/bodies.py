@@ -1,0 +1,133 @@
+"""Request bodies: what is read of them, and the bodies of the two legs. Pure functions.
+
+Leg 1 asks for one token of the same prompt; leg 2 is the client's own bytes with our transfer
+parameters put in front.
+"""
+
+import hashlib
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from controlplane.gateway.answers import AnswerError
+
+DEFAULT_TENANT = "default"
+_CAPS = (
+    "max_tokens", "max_completion_tokens", "max_new_tokens", "max_output_tokens",
+    "max_tokens_to_sample",
+)  # fmt: skip
+_NOT_FOR_PREFILL = (
+    "stream_options", "min_tokens", "min_completion_tokens", "best_of", "logprobs",
+    "top_logprobs", "logprob_token_ids", "prompt_logprobs", "echo", "use_beam_search",
+    "return_token_ids", "return_prompt_text", "stream_interval",
+)  # fmt: skip
+_OURS = ("kv_transfer_params", "cache_salt")
+_decode = msgspec.json.Decoder().decode
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(slots=True)
+class ClientBody:
+    """A client's body: its bytes, and the fields decoded."""
+
+    raw: bytes
+    fields: dict[str, Any]
+    chat: bool
+
+    @property
+    def stream(self) -> bool:
+        return self.fields.get("stream") is True
+
+    @property
+    def model(self) -> object:
+        return self.fields.get("model")
+
+    @property
+    def needs_whole_prompt_on_decode(self) -> bool:
+        """Prompt log-probabilities and embeddings: decode must compute the prompt itself."""
+        fields = self.fields
+        if fields.get("prompt_logprobs") is not None or fields.get("prompt_embeds") is not None:
+            return True
+        return bool(fields.get("echo")) and fields.get("logprobs") not in (None, False)
+
+
+def parse(raw: bytes, *, chat: bool) -> ClientBody:
+    """Raises `AnswerError` 400 for what is no JSON object; field types are the engine's to judge."""
+    try:
+        fields = _decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise AnswerError(400, f"the body is no valid JSON: {error}", "malformed_json") from None
+    except RecursionError:
+        raise AnswerError(400, "the body is nested too deeply", "malformed_json") from None
+    if not isinstance(fields, dict):
+        kind = type(fields).__name__
+        message = f"the body must be a JSON object, this is a {kind}"
+        raise AnswerError(400, message, "malformed_json")
+    return ClientBody(raw, fields, chat)
+
+
+def legs_salt(tenant: str, client_salt: object) -> str | None:
+    """`cache_salt` of the legs: none for the default tenant without a salt of its own.
+
+    A salt that no engine accepts is left alone, so that the engine says so.
+    """
+    own = client_salt if isinstance(client_salt, str) else ""
+    if tenant == DEFAULT_TENANT and not own:
+        return None
+    parts = [part.encode("utf-8", "surrogatepass") for part in (tenant, own)]
+    text = b"".join(b"%d:%b" % (len(part), part) for part in parts)
+    return hashlib.blake2b(text, digest_size=32, person=b"perilune-salt").hexdigest()
+
+
+def has_illegal_salt(client_salt: object) -> bool:
+    """Neither absent nor a text of 1 to 1024 characters."""
+    if client_salt is None:
+        return False
+    return not isinstance(client_salt, str) or not 0 < len(client_salt) <= 1024
+
+
+def prefill_leg(body: ClientBody, transfer_id: str, salt: str | None) -> bytes:
+    """Leg 1: one token, one choice, no stream."""
+    fields = {name: value for name, value in body.fields.items() if name not in _NOT_FOR_PREFILL}
+    capped = False
+    for name in _CAPS:
+        if name in fields:
+            fields[name] = _one(fields[name])
+            capped = True
+    if not capped:
+        fields["max_completion_tokens" if body.chat else "max_tokens"] = 1
+    if "n" in fields:
+        fields["n"] = _one(fields["n"])
+    if isinstance(fields.get("stream"), bool):
+        fields["stream"] = False
+    if isinstance(fields.get("tool_choice"), dict) or fields.get("tool_choice") == "required":
+        fields["tool_choice"] = "none"  # one token is no tool call; the prompt stays the same
+    fields["kv_transfer_params"] = {"perilune": {"transfer_id": transfer_id, "leg": "prefill"}}
+    if salt is not None and not has_illegal_salt(fields.get("cache_salt")):
+        fields["cache_salt"] = salt
+    return _encode(fields)
+
+
+def decode_leg(body: ClientBody, transfer_id: str, num_blocks: int, salt: str | None) -> bytes:
+    """Leg 2: the client's bytes, with only our own fields added."""
+    ours: dict[str, Any] = {
+        "kv_transfer_params": {
+            "perilune": {"transfer_id": transfer_id, "leg": "decode", "num_blocks": num_blocks}
+        }
+    }
+    if salt is not None and not has_illegal_salt(body.fields.get("cache_salt")):
+        ours["cache_salt"] = salt
+    if any(name in body.fields for name in _OURS):
+        fields = {n: v for n, v in body.fields.items() if n != "kv_transfer_params"}
+        return _encode({**fields, **ours})
+    start = body.raw.index(b"{")
+    rest = body.raw[start + 1 :]
+    comma = b"," if body.fields else b""
+    return _encode(ours)[:-1] + comma + rest
+
+
+def _one(value: object) -> object:
+    """1 for a legal count; anything else stays, for the engine to refuse."""
+    is_count = value is None or (type(value) is int and value >= 1)
+    return 1 if is_count else value

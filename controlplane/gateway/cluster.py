@@ -1,0 +1,235 @@
+"""The cluster as this gateway knows it: the last view, and what each worker has shown so far."""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import structlog
+
+from controlplane.core.admission import Slo
+from controlplane.core.health import DataPathHealth
+from controlplane.core.pairing import DecodeSlots, Granted, SlotLimit
+from controlplane.core.prediction import DecodeModel, PrefillModel, PrefillQueue
+from controlplane.gateway.settings import Settings
+from controlplane.gateway.stats import Stats
+from controlplane.gateway.upstream import Upstream
+from controlplane.gateway.wire import View, ViewModel, ViewPolicy, ViewWorker, WorkerLoad
+from workers.core.prefix_index import PrefixIndex
+
+log = structlog.get_logger(__name__)
+
+DEFAULT_SCOPE = "default"
+
+
+@dataclass(slots=True)
+class WorkerState:
+    """One worker: its row in the view, its connections, its predictions."""
+
+    row: ViewWorker
+    upstream: Upstream
+    namespace: bytes | None = None
+    block_tokens: int | None = None
+    prefill_times: PrefillModel = field(default_factory=PrefillModel)
+    decode_times: DecodeModel = field(default_factory=DecodeModel)
+    prefill_queue: PrefillQueue = field(default_factory=PrefillQueue)
+
+
+@dataclass(frozen=True, slots=True)
+class Scheduling:
+    """The active scheduling policy's spec."""
+
+    placement: str = "cost"
+    balancing_threshold: float = 1.25
+    max_concurrent_per_decode: int = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Policies:
+    """The policies that act on one model, and their revisions ("slo/default": 3)."""
+
+    slo: Slo = field(default_factory=Slo)
+    scheduling: Scheduling = field(default_factory=Scheduling)
+    revisions: dict[str, int] = field(default_factory=dict)
+
+
+class Cluster:
+    """Applied views act on the next request. All methods are of the event loop's thread."""
+
+    def __init__(self, settings: Settings, stats: Stats) -> None:
+        self._settings = settings
+        self.model_paths = settings.models
+        self.stats = stats
+        self.view = View()
+        self.has_view = False
+        self.workers: dict[str, WorkerState] = {}
+        self.models: dict[str, ViewModel] = {}
+        self.tenants: dict[str, str] = {}  # key's sha256 -> tenant
+        self.index = PrefixIndex()
+        self.health = DataPathHealth()
+        self.slots = DecodeSlots(settings.limits.max_waiting)
+        self._policies: dict[str, Policies] = {}
+        self._waiters: dict[str, asyncio.Future[str]] = {}  # request -> granted worker
+        self.on_view: list[Callable[[View], None]] = []
+
+    # --- views ---
+
+    def apply(self, view: View) -> None:
+        """Take a view in, at once."""
+        self.view, self.has_view = view, True
+        self._apply_workers(view.workers)
+        self.models = {model.id: model for model in view.models}
+        for worker in view.workers:
+            self.models.setdefault(
+                worker.model, ViewModel(worker.model, self.model_paths.get(worker.model, ""))
+            )
+        self.tenants = {key.key_sha256: key.tenant for key in view.client_keys}
+        self._policies = {model: _policies_of(model, view.policies) for model in self.models}
+        self._apply_limits()
+        for callback in self.on_view:
+            callback(view)
+
+    def _apply_workers(self, rows: list[ViewWorker]) -> None:
+        timeouts = self._settings.timeouts
+        for row in rows:
+            state = self.workers.get(row.id)
+            if state is None or state.row.url != row.url:
+                if state is not None:
+                    state.upstream.close()
+                upstream = Upstream(row.url, timeouts.connect, timeouts.worker_keep_alive)
+                state = self.workers[row.id] = WorkerState(row, upstream)
+            state.row = row
+            if row.namespace is not None:
+                state.namespace = bytes.fromhex(row.namespace)
+                state.block_tokens = row.block_tokens
+        known = {row.id for row in rows}
+        for gone in self.workers.keys() - known:
+            self.workers.pop(gone).upstream.close()
+        self.health.keep(known)
+        for gone in self.stats.workers.keys() - known:
+            del self.stats.workers[gone]
+
+    def _apply_limits(self) -> None:
+        limits = {
+            row.id: SlotLimit(row.model, self.decode_cap(row) if row.state == "ready" else 0)
+            for row in self.view.workers
+            if row.role != "prefill"
+        }
+        self._granted(self.slots.set_limits(limits))
+
+    # --- reading ---
+
+    def policies(self, model: str) -> Policies:
+        return self._policies.get(model) or Policies()
+
+    def decode_cap(self, row: ViewWorker) -> int:
+        policy = self.policies(row.model).scheduling.max_concurrent_per_decode
+        return min(row.max_concurrent_requests, policy)
+
+    def serving(self, model: str, role: str, now: float) -> list[WorkerState]:
+        """Workers that may take a new leg: right model and role, ready, not paused by failures."""
+        return [
+            state
+            for state in self.workers.values()
+            if state.row.model == model
+            and state.row.role in (role, "both")
+            and state.row.state == "ready"
+            and not self.health.is_paused(state.row.id, now)
+        ]
+
+    def has_ready(self, model: str, role: str) -> bool:
+        """Whether such a worker is registered and ready, whatever its recent failures."""
+        return any(
+            row.model == model and row.role in (role, "both") and row.state == "ready"
+            for row in self.view.workers
+        )
+
+    def loads(self) -> dict[str, WorkerLoad]:
+        """This gateway's load on each worker."""
+        return {name: self._load(name, state) for name, state in self.workers.items()}
+
+    def _load(self, worker_id: str, state: WorkerState) -> WorkerLoad:
+        counters = self.stats.worker(worker_id)
+        prefills = len(state.prefill_queue)
+        waiting = max(0, prefills - 1)
+        if state.row.role != "prefill":
+            waiting += self.slots.waiting(state.row.model)
+        return WorkerLoad(
+            running=prefills + self.slots.running(worker_id),
+            waiting=waiting,
+            requests_total=counters.requests,
+            failures_total=counters.failures,
+            queued_tokens=state.prefill_queue.tokens,
+        )
+
+    # --- decode slots ---
+
+    async def wait_for_slot(self, request_id: str, model: str, seconds: float) -> str | None:
+        """Worker of the granted slot; None when there is none in time, or the queue is full."""
+        if not self.slots.wait(request_id, model):
+            return None
+        waiter = self._waiters[request_id] = asyncio.get_running_loop().create_future()
+        try:
+            async with asyncio.timeout(seconds):
+                worker_id: str = await waiter
+                return worker_id
+        except TimeoutError:
+            self._stop_waiting(request_id, model)
+            return None
+        except BaseException:
+            self._stop_waiting(request_id, model)
+            raise
+        finally:
+            del self._waiters[request_id]
+
+    def _stop_waiting(self, request_id: str, model: str) -> None:
+        if not self.slots.leave(request_id, model):
+            self.free_slot(request_id)  # granted in the same moment
+
+    def free_slot(self, request_id: str) -> None:
+        self._granted(self.slots.free(request_id))
+
+    def _granted(self, grants: list[Granted]) -> None:
+        for grant in grants:
+            waiter = self._waiters.get(grant.request_id)
+            if waiter is None or waiter.done():
+                self.free_slot(grant.request_id)
+            else:
+                waiter.set_result(grant.worker_id)
+
+    def close(self) -> None:
+        for state in self.workers.values():
+            state.upstream.close()
+
+
+def _policies_of(model: str, active: list[ViewPolicy]) -> Policies:
+    """A policy for the model goes before the default one."""
+    chosen: dict[str, ViewPolicy] = {}
+    for policy in active:
+        is_specific = policy.scope == model
+        if is_specific or (policy.scope == DEFAULT_SCOPE and policy.kind not in chosen):
+            chosen[policy.kind] = policy
+    revisions = {f"{p.kind}/{p.scope}": p.revision for p in chosen.values()}
+    return Policies(_slo(chosen.get("slo")), _scheduling(chosen.get("scheduling")), revisions)
+
+
+def _slo(policy: ViewPolicy | None) -> Slo:
+    if policy is None:
+        return Slo()
+    spec = policy.spec
+    return Slo(
+        mode=spec.get("mode", "observe"),
+        max_ttft_seconds=spec.get("max_ttft_ms", 10_000) / 1000,
+        max_tbt_seconds=spec.get("max_tbt_ms", 500) / 1000,
+        retry_after_max_seconds=int(spec.get("retry_after_max_s", 30)),
+    )
+
+
+def _scheduling(policy: ViewPolicy | None) -> Scheduling:
+    if policy is None:
+        return Scheduling()
+    spec = policy.spec
+    return Scheduling(
+        placement=spec.get("placement", "cost"),
+        balancing_threshold=float(spec.get("balancing_threshold", 1.25)),
+        max_concurrent_per_decode=int(spec.get("max_concurrent_per_decode", 16)),
+    )

@@ -1,0 +1,200 @@
+"""The two legs of one request on the wire: one try each, with its outcome in words."""
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import msgspec
+
+from controlplane.gateway.answers import AnswerError
+from controlplane.gateway.cluster import WorkerState
+from controlplane.gateway.settings import Settings
+from controlplane.gateway.upstream import Reply, UpstreamError
+
+PassedHeaders = bytes
+_PASS_TO_CLIENT = (b"retry-after", b"x-perilune-emulated")
+_PASS_TO_WORKER = (b"traceparent", b"tracestate")
+_decode = msgspec.json.Decoder().decode
+
+
+class LegError(Exception):
+    """A try that another worker may still serve. `unreachable`: refused or reset at once."""
+
+    def __init__(self, message: str, status: int, *, unreachable: bool) -> None:
+        super().__init__(message)
+        self.status = status
+        self.unreachable = unreachable
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerAnswer:
+    """A whole reply of a worker, to be passed on as it is."""
+
+    status: int
+    content_type: bytes
+    headers: bytes
+    body: bytes
+
+
+class ClientFault(Exception):  # noqa: N818 - an answer, not a failure of ours
+    """The engine refused the request: its answer is the client's, unchanged (I7)."""
+
+    def __init__(self, answer: WorkerAnswer) -> None:
+        super().__init__(answer.status)
+        self.answer = answer
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillReply:
+    """What leg 1 said."""
+
+    num_blocks: int | None  # None: the worker gave no transfer parameters
+    prompt_tokens: int | None
+    cached_tokens: int | None
+
+
+class LegSender:
+    """Sends bodies to workers. Raises `LegError`, or `ClientFault` for a 4xx."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._timeouts = settings.timeouts
+        self._limits = settings.limits
+
+    async def prefill(
+        self, worker: WorkerState, path: bytes, head: bytes, body: bytes
+    ) -> PrefillReply:
+        """Leg 1, whole."""
+        seconds = self._timeouts.prefill
+        reply = await self._send(worker, path, head, body, seconds)
+        answer = await self._whole(worker, reply, seconds)
+        return _prefill_reply(answer.body)
+
+    async def decode_whole(
+        self, worker: WorkerState, path: bytes, head: bytes, body: bytes
+    ) -> WorkerAnswer:
+        """Leg 2 of a plain request: kept until it is complete, so that it can be retried."""
+        seconds = self._timeouts.whole_reply
+        reply = await self._send(worker, path, head, body, seconds)
+        return await self._whole(worker, reply, seconds)
+
+    async def decode_stream(
+        self, worker: WorkerState, path: bytes, head: bytes, body: bytes
+    ) -> tuple[Reply, bytes]:
+        """Leg 2 of a stream, up to its first piece."""
+        seconds = self._timeouts.first_byte
+        reply = await self._send(worker, path, head, body, seconds)
+        try:
+            first = await self._first_piece(worker, reply, seconds)
+        except BaseException:
+            reply.abort()
+            raise
+        return reply, first
+
+    async def _first_piece(self, worker: WorkerState, reply: Reply, seconds: float) -> bytes:
+        if reply.status != 200:
+            await self._whole(worker, reply, seconds)  # raises for 4xx and 5xx
+            raise LegError(f"answered {reply.status} to a stream", 502, unreachable=False)
+        try:
+            first = await reply.first_piece(seconds)
+        except UpstreamError as error:
+            raise _leg_error(error) from error
+        if not first:
+            raise LegError("ended the stream before its first byte", 502, unreachable=False)
+        if first.startswith(b'data: {"error"'):
+            cause = first[6:300].decode(errors="replace")
+            raise LegError(f"failed: {cause}", 502, unreachable=False)
+        return first
+
+    async def _send(
+        self, worker: WorkerState, path: bytes, head: bytes, body: bytes, seconds: float
+    ) -> Reply:
+        upstream = worker.upstream
+        request = (
+            b"POST %b%b HTTP/1.1\r\nhost: %b\r\ncontent-type: application/json\r\n"
+            b"content-length: %d\r\n%b\r\n"
+            % (upstream.base_path, path, upstream.host_header, len(body), head)
+        )
+        try:
+            return await upstream.send(request, body, head_seconds=seconds)
+        except UpstreamError as error:
+            raise _leg_error(error) from error
+
+    async def _whole(self, worker: WorkerState, reply: Reply, seconds: float) -> WorkerAnswer:
+        try:
+            body = await reply.whole(self._limits.max_reply_bytes, seconds, self._timeouts.idle)
+        except UpstreamError as error:
+            raise _leg_error(error) from error
+        status = reply.status
+        if status >= 500:
+            raise LegError(f"answered {status}: {_message(body)}", 502, unreachable=False)
+        answer = WorkerAnswer(
+            status,
+            reply.headers.get(b"content-type", b"application/json"),
+            passed_headers(reply),
+            body,
+        )
+        if status in (408, 429):  # the worker's trouble, not the client's
+            raise LegError(f"answered {status}: {_message(body)}", 503, unreachable=False)
+        if status != 200:
+            raise ClientFault(answer)
+        return answer
+
+
+def passed_headers(reply: Reply) -> bytes:
+    """Header lines of a worker's reply that the client may see. Length and encoding are ours."""
+    return b"".join(
+        b"%b: %b\r\n" % (name, reply.headers[name])
+        for name in (*_PASS_TO_CLIENT, b"content-encoding")
+        if name in reply.headers
+    )
+
+
+def leg_head(request_id: str, leg: Literal["p", "d"], client: dict[bytes, bytes]) -> bytes:
+    """Header lines of a leg. The id is ours: two clients may use the same one (A43)."""
+    suffix = "-p" if leg == "p" else ""
+    lines = b"x-request-id: %b\r\n" % (request_id + suffix).encode()
+    for name in _PASS_TO_WORKER:
+        if name in client:
+            lines += b"%b: %b\r\n" % (name, client[name])
+    return lines
+
+
+def _leg_error(error: UpstreamError) -> LegError:
+    status = 504 if error.kind == "timeout" else 502
+    return LegError(str(error), status, unreachable=error.kind in ("connect", "reset"))
+
+
+def _prefill_reply(body: bytes) -> PrefillReply:
+    try:
+        fields = _decode(body)
+    except msgspec.DecodeError as error:
+        raise LegError(f"answered no JSON: {error}", 502, unreachable=False) from None
+    if not isinstance(fields, dict):
+        raise LegError("answered no JSON object", 502, unreachable=False)
+    ours = _dict(_dict(fields, "kv_transfer_params"), "perilune")
+    num_blocks = ours.get("num_blocks")
+    usage = _dict(fields, "usage")
+    cached = _dict(usage, "prompt_tokens_details").get("cached_tokens")
+    return PrefillReply(
+        num_blocks if type(num_blocks) is int and num_blocks >= 0 else None,
+        usage.get("prompt_tokens"),
+        cached if type(cached) is int else None,
+    )
+
+
+def _dict(fields: dict[str, Any], name: str) -> dict[str, Any]:
+    value = fields.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _message(body: bytes) -> str:
+    """The engine's own words, short."""
+    try:
+        return str(_decode(body)["error"]["message"])[:300]
+    except (msgspec.DecodeError, KeyError, TypeError):
+        return body[:200].decode(errors="replace")
+
+
+def unreachable_answer(leg: str, worker_id: str, request_id: str, error: LegError) -> AnswerError:
+    """What the client reads when a leg failed everywhere."""
+    message = f"the {leg} leg of request {request_id} failed on worker {worker_id}: {error}"
+    return AnswerError(error.status, message, f"{leg}_leg_failed")

@@ -1,0 +1,168 @@
+"""Decision records: kept until both legs have reported, then sent, within bounds."""
+
+import copy
+from collections import OrderedDict, deque
+from collections.abc import Callable
+
+from controlplane.gateway.stats import Stats
+from controlplane.gateway.wire import Decision, Leg
+from workers.core.messages import LegReport
+
+MAX_BUFFERED = 2000
+"""Decisions that wait for the control plane; beyond it the oldest go, counted."""
+MAX_JOINING = 4096
+JOIN_SECONDS = 1.0
+"""How long a finished record waits for its legs' reports before it is sent without."""
+LATE_SECONDS = 15.0
+"""How long after that a late report still joins (the record is sent again)."""
+MAX_PER_REPORT = 1000
+
+
+class Joining:
+    """One request's record between its end and its legs' reports."""
+
+    __slots__ = ("decision", "due", "expected", "finished_at", "on_prefill_leg", "sent")
+
+    def __init__(self, decision: Decision) -> None:
+        self.decision = decision
+        self.expected: set[str] = set()  # legs whose report may still come
+        self.finished_at: float | None = None
+        self.due = 0.0
+        self.sent = False
+        self.on_prefill_leg: Callable[[Leg], None] | None = None
+
+
+class Records:
+    """`begin` at admission, `leg` when a report comes, `end` once; `take` for the next report."""
+
+    def __init__(self, stats: Stats) -> None:
+        self._stats = stats
+        self._joining: OrderedDict[str, Joining] = OrderedDict()
+        self._buffer: deque[Decision] = deque()
+        self.on_news: Callable[[], None] = lambda: None
+
+    @property
+    def num_buffered(self) -> int:
+        return len(self._buffer)
+
+    @property
+    def num_joining(self) -> int:
+        return len(self._joining)
+
+    def begin(self, decision: Decision) -> Joining:
+        """A running request; its record is sent now and again at its end."""
+        entry = Joining(decision)
+        self._joining[decision.request_id] = entry
+        if len(self._joining) > MAX_JOINING:
+            _, oldest = self._joining.popitem(last=False)
+            self._send(oldest)
+        self._put(_copy(decision))
+        return entry
+
+    def end(self, entry: Joining, now: float) -> None:
+        """The request is over; its record goes out when its legs have reported, or soon."""
+        entry.finished_at = now
+        entry.due = now + JOIN_SECONDS
+        if not entry.expected:
+            self._send(entry)
+
+    def once(self, decision: Decision) -> None:
+        """A request that ran no leg."""
+        self._put(decision)
+
+    def leg(self, report: LegReport) -> None:
+        """A connector's report; unknown transfers are another gateway's."""
+        entry = self._joining.get(report.transfer_id)
+        if entry is None:
+            return
+        decision = entry.decision
+        if _is_prefill(report, decision):
+            decision.prefill_leg = _added(decision.prefill_leg, report)
+            hit = decision.prefill_leg.device_hit_tokens + decision.prefill_leg.pool_hit_tokens
+            decision.hit_tokens = hit
+            entry.expected.discard("prefill")
+            if entry.on_prefill_leg is not None:
+                entry.on_prefill_leg(decision.prefill_leg)
+        else:
+            decision.decode_leg = _added(decision.decode_leg, report)
+            entry.expected.discard("decode")
+        if entry.sent or (entry.finished_at is not None and not entry.expected):
+            self._send(entry)
+
+    def sweep(self, now: float) -> None:
+        """Send what has waited long enough; forget what is past late reports too."""
+        gone = []
+        for request_id, entry in self._joining.items():
+            if entry.finished_at is None:
+                continue
+            if not entry.sent and now >= entry.due:
+                self._send(entry)
+            if now >= entry.finished_at + LATE_SECONDS:
+                gone.append(request_id)
+        for request_id in gone:
+            del self._joining[request_id]
+
+    def take(self) -> list[Decision]:
+        """Up to `MAX_PER_REPORT` decisions, oldest first; `put_back` when they did not arrive."""
+        count = min(len(self._buffer), MAX_PER_REPORT)
+        return [self._buffer.popleft() for _ in range(count)]
+
+    def put_back(self, decisions: list[Decision]) -> None:
+        self._buffer.extendleft(reversed(decisions))
+        self._bound()
+
+    def _send(self, entry: Joining) -> None:
+        if not entry.sent and entry.finished_at is not None:
+            self._count(entry.decision)
+        entry.sent = True
+        self._put(_copy(entry.decision))
+
+    def _count(self, decision: Decision) -> None:
+        """Prompt and hit tokens are counted together, once, so that shares add up."""
+        leg = decision.prefill_leg
+        if leg is not None:
+            prompt, hits = leg.prompt_tokens, leg.device_hit_tokens + leg.pool_hit_tokens
+        else:
+            prompt = decision.engine_prompt_tokens or decision.prompt_tokens or 0
+            hits = decision.hit_tokens or 0
+        self._stats.prompt_tokens += prompt
+        self._stats.hit_tokens += min(hits, prompt)
+
+    def _put(self, decision: Decision) -> None:
+        self._buffer.append(decision)
+        self._bound()
+        self.on_news()
+
+    def _bound(self) -> None:
+        while len(self._buffer) > MAX_BUFFERED:
+            self._buffer.popleft()
+            self._stats.decisions_dropped += 1
+
+
+def _is_prefill(report: LegReport, decision: Decision) -> bool:
+    if report.kv_role == "kv_producer":
+        return True
+    if report.kv_role == "kv_consumer":
+        return False
+    return report.worker_id == decision.prefill_worker != decision.decode_worker
+
+
+def _added(leg: Leg | None, report: LegReport) -> Leg:
+    """Reports of one leg add up: a body with several prompts is several engine requests."""
+    fields = {name: getattr(report, name) for name in Leg.__struct_fields__}
+    if leg is None:
+        return Leg(**fields)
+    for name, value in fields.items():
+        before = getattr(leg, name)
+        if isinstance(value, list):
+            fields[name] = [a + b for a, b in zip(before, value, strict=False)] or value
+        elif isinstance(value, dict):
+            fields[name] = {k: before.get(k, 0.0) + value.get(k, 0.0) for k in {*before, *value}}
+        elif not isinstance(value, str):
+            fields[name] = before + value
+    return Leg(**fields)
+
+
+def _copy(decision: Decision) -> Decision:
+    """A running record must not change while it waits to be sent."""
+    return copy.copy(decision)  # its lists are replaced, never changed in place

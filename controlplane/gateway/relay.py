@@ -1,0 +1,177 @@
+"""Splices a decode worker's event stream to the client, event by event.
+
+Only whole events are passed on, so that an error event after a cut stands alone. Bytes are not
+looked into, but for `cached_tokens`: decode counts what prefill handed over as cached (A15).
+"""
+
+from array import array
+from collections import deque
+from time import monotonic
+from typing import Any
+
+import msgspec
+
+from controlplane.gateway.server import ClientConnection
+from controlplane.gateway.upstream import Reply
+
+MAX_EVENT_BYTES = 1024 * 1024
+"""A longer event is passed on as it comes."""
+MAX_GAPS = 4096
+"""Gaps kept of one stream; then the oldest are overwritten."""
+TAIL_PIECES = 4
+
+
+class Relay:
+    """Sink of one streamed reply, and its timing."""
+
+    __slots__ = (
+        "_client", "_head", "_last_at", "_num_gaps", "_pending", "_tail",
+        "cached_tokens", "finished", "first_at", "gaps", "reply",
+    )  # fmt: skip
+
+    def __init__(
+        self, client: ClientConnection, reply: Reply, head: bytes, cached_tokens: int | None
+    ) -> None:
+        self._client = client
+        self._head = head
+        self._pending = b""
+        self._tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
+        self.gaps = array("d")  # seconds between pieces
+        self._num_gaps = 0
+        self._last_at = 0.0
+        self.first_at = 0.0
+        self.finished = False
+        self.reply = reply
+        self.cached_tokens = cached_tokens
+
+    # --- sink ---
+
+    def take(self, data: bytes) -> None:
+        """A piece of the reply."""
+        now = monotonic()
+        if self._last_at:
+            self._add_gap(now - self._last_at)
+        else:
+            self.first_at = now
+        self._last_at = now
+        if self._pending or not data.endswith(b"\n\n"):
+            data = self._whole_events(data)
+            if not data:
+                return
+        self._tail.append(data)
+        if b'"cached_tokens"' in data:
+            data = _with_cached_tokens(data, self.cached_tokens)
+        if self.reply.complete and self.is_done:
+            self._client.finish(data, self._take_head())
+            self.finished = True
+        else:
+            self._client.write(data, self._take_head())
+
+    def end(self) -> None:
+        """The reply is complete and has said [DONE]: end the answer, if that has not happened."""
+        if not self.finished:
+            self.finished = True
+            self._client.finish(self._pending, self._take_head())
+
+    def fail(self, event: bytes) -> None:
+        """After the first byte: an error event, then the end of stream and connection."""
+        self._pending = b""  # a torn event is of no use to anyone
+        self.finished = True
+        self._client.close_after()
+        self._client.finish(event, self._take_head())
+
+    # --- flow ---
+
+    def pause(self) -> None:
+        self.reply.pause()
+
+    def resume(self) -> None:
+        self.reply.resume()
+
+    # --- what it saw ---
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the stream has said [DONE]."""
+        return any(b"data: [DONE]" in piece for piece in self._tail)
+
+    @property
+    def finished_by_length(self) -> bool:
+        text = b"".join(self._tail)
+        return b'"finish_reason":"length"' in text or b'"finish_reason": "length"' in text
+
+    def usage(self) -> dict[str, Any] | None:
+        """The usage frame, if the client asked for one."""
+        for event in reversed(b"".join(self._tail).split(b"\n\n")):
+            if b'"usage"' not in event or not event.startswith(b"data: "):
+                continue
+            try:
+                usage = msgspec.json.decode(event[6:])["usage"]
+            except (msgspec.DecodeError, KeyError, TypeError):
+                continue
+            if isinstance(usage, dict):
+                return usage
+        return None
+
+    def tbt_p95(self) -> float | None:
+        if not self.gaps:
+            return None
+        ordered = sorted(self.gaps)
+        return ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]
+
+    # --- inside ---
+
+    def _take_head(self) -> bytes:
+        head, self._head = self._head, b""
+        return head
+
+    def _add_gap(self, seconds: float) -> None:
+        if self._num_gaps < MAX_GAPS:
+            self.gaps.append(seconds)
+        else:
+            self.gaps[self._num_gaps % MAX_GAPS] = seconds
+        self._num_gaps += 1
+
+    def _whole_events(self, data: bytes) -> bytes:
+        data = self._pending + data
+        end = 0
+        for separator in (b"\n\n", b"\r\n\r\n"):
+            place = data.rfind(separator)
+            if place >= 0:
+                end = max(end, place + len(separator))
+        if end == 0 and len(data) >= MAX_EVENT_BYTES:
+            end = len(data)
+        self._pending = data[end:]
+        return data[:end]
+
+
+def _with_cached_tokens(data: bytes, cached_tokens: int | None) -> bytes:
+    events = data.split(b"\n\n")
+    return b"\n\n".join(_fixed_event(event, cached_tokens) for event in events)
+
+
+def _fixed_event(event: bytes, cached_tokens: int | None) -> bytes:
+    if b'"cached_tokens"' not in event or not event.startswith(b"data: "):
+        return event
+    try:
+        payload = msgspec.json.decode(event[6:])
+    except msgspec.DecodeError:
+        return event
+    if not isinstance(payload, dict):
+        return event
+    fix_cached_tokens(payload, cached_tokens)
+    return b"data: " + msgspec.json.encode(payload)
+
+
+def fix_cached_tokens(payload: dict[str, Any], cached_tokens: int | None) -> None:
+    """The prefill leg's own prefix hits instead of decode's; absent where it did not say."""
+    usage = payload.get("usage")
+    details = usage.get("prompt_tokens_details") if isinstance(usage, dict) else None
+    if not isinstance(usage, dict) or not isinstance(details, dict):
+        return
+    if "cached_tokens" not in details:
+        return
+    if cached_tokens is None:
+        del usage["prompt_tokens_details"]
+    else:
+        details["cached_tokens"] = cached_tokens

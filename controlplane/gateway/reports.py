@@ -1,0 +1,86 @@
+"""Reports to the control plane: statistics and decisions, every 250 ms when there is news."""
+
+import asyncio
+import os
+from collections.abc import Callable
+from urllib.parse import quote
+
+import msgspec
+import structlog
+
+from controlplane.gateway.api_client import ApiClient
+from controlplane.gateway.records import Records
+from controlplane.gateway.upstream import UpstreamError
+from controlplane.gateway.wire import Decision, GatewayStats, Report
+
+log = structlog.get_logger(__name__)
+
+NEWS_SECONDS = 0.25
+QUIET_SECONDS = 1.0
+LONGEST_PAUSE_SECONDS = 5.0
+TIMEOUT_SECONDS = 5.0
+_encode = msgspec.json.Encoder().encode
+
+
+class Reporter:
+    """`run` until cancelled, then `flush` once."""
+
+    def __init__(
+        self,
+        client: ApiClient,
+        gateway_id: str,
+        url: str,
+        records: Records,
+        stats: Callable[[], tuple[int, GatewayStats]],
+    ) -> None:
+        self._client = client
+        self._path = f"/api/v1/gateways/{quote(gateway_id)}/report"
+        self._url = url
+        self._records = records
+        self._stats = stats
+        self._news = asyncio.Event()
+        records.on_news = self._news.set
+
+    async def run(self) -> None:
+        failures = 0
+        while True:
+            failures = 0 if await self.flush() else failures + 1
+            if failures:
+                await asyncio.sleep(min(NEWS_SECONDS * 2**failures, LONGEST_PAUSE_SECONDS))
+                continue
+            await self._wait()
+
+    async def _wait(self) -> None:
+        """A quarter of a second, then until there is news, a second in all."""
+        await asyncio.sleep(NEWS_SECONDS)
+        if self._records.num_buffered:
+            return
+        self._news.clear()
+        try:
+            async with asyncio.timeout(QUIET_SECONDS - NEWS_SECONDS):
+                await self._news.wait()
+        except TimeoutError:
+            return
+
+    async def flush(self) -> bool:
+        """Send one report; what did not arrive is kept for the next one."""
+        decisions = self._records.take()
+        try:
+            status, body = await self._send(decisions)
+        except UpstreamError as error:
+            self._records.put_back(decisions)
+            log.debug("report_failed", error=str(error))
+            return False
+        except BaseException:
+            self._records.put_back(decisions)
+            raise
+        if status >= 500:
+            self._records.put_back(decisions)
+        elif status >= 300:  # refused as it is: sending it again would not help
+            log.warning("report_refused", status=status, reply=body[:300].decode(errors="replace"))
+        return status < 300
+
+    async def _send(self, decisions: list[Decision]) -> tuple[int, bytes]:
+        revision, stats = self._stats()
+        report = Report(self._url, os.getpid(), revision, stats, decisions)
+        return await self._client.call("POST", self._path, _encode(report), seconds=TIMEOUT_SECONDS)

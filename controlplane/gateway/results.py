@@ -1,0 +1,104 @@
+"""What is read of replies, for the record, the statistics and the predictions."""
+
+from datetime import UTC, datetime, timedelta
+
+import msgspec
+
+from controlplane.core.admission import Slo
+from controlplane.core.routing import decode_candidates, prefill_candidates
+from controlplane.gateway.asked import Asked
+from controlplane.gateway.outcome import Outcome
+from controlplane.gateway.relay import Relay, fix_cached_tokens
+from controlplane.gateway.scheduling import Plan
+from controlplane.gateway.stats import Stats
+from controlplane.gateway.wire import Decision
+
+MIN_GAPS = 4
+"""Fewer gaps than that say nothing about TBT."""
+
+
+def new_decision(asked: Asked, plan: Plan, gateway_id: str, planned_at: float) -> Decision:
+    """The record of a running request, with every candidate's terms."""
+    admitted = plan.admission.admitted
+    first = plan.free_decode[0].worker_id if admitted and plan.free_decode else ""
+    own_id = asked.request.headers.get(b"x-request-id", b"")[:200].decode("latin-1")
+    slo = None if admitted else plan.policies.slo.max_ttft_seconds
+    return Decision(
+        request_id=asked.request_id,
+        at=datetime.now(UTC) - timedelta(seconds=planned_at - asked.request.received_at),
+        gateway_id=gateway_id,
+        status="running",
+        client_request_id=own_id,
+        transfer_id=asked.request_id,
+        tenant=asked.tenant,
+        model=asked.model,
+        api="chat" if asked.body.chat else "completions",
+        stream=asked.body.stream,
+        policy_revisions=plan.policies.revisions,
+        balancing_threshold=plan.policies.scheduling.balancing_threshold,
+        prompt_tokens=asked.num_tokens,
+        prefill_candidates=prefill_candidates(
+            plan.prefill, by_turn=plan.by_turn, broken_slo_seconds=slo
+        ),
+        decode_candidates=decode_candidates(plan.decode, first),
+        predicted_ttft_seconds=plan.predicted_ttft_seconds,
+    )
+
+
+def read_reply(decision: Decision, body: bytes, cached_tokens: int | None) -> bytes:
+    """Take the outcome from a whole reply; the body for the client.
+
+    `cached_tokens` is corrected (A15), and our transfer parameters stay among ourselves.
+    """
+    try:
+        fields = msgspec.json.decode(body)
+        usage, choices = fields["usage"], fields["choices"]
+        decision.output_tokens = usage.get("completion_tokens")
+        if decision.engine_prompt_tokens is None:
+            decision.engine_prompt_tokens = usage.get("prompt_tokens")
+        by_length = bool(choices) and choices[-1].get("finish_reason") == "length"
+        decision.status = "finished_length" if by_length else "finished_stop"
+    except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
+        decision.status = "finished_stop"
+        return body
+    has_params = fields.get("kv_transfer_params") is not None
+    if not has_params and b'"cached_tokens"' not in body:
+        return body
+    if has_params:
+        fields["kv_transfer_params"] = None
+    fix_cached_tokens(fields, cached_tokens)
+    return msgspec.json.encode(fields)
+
+
+def read_stream(decision: Decision, outcome: Outcome, relay: Relay, stats: Stats) -> None:
+    """Take the outcome from a stream that has ended as it should."""
+    read_first_byte(decision, outcome, relay)
+    decision.tbt_p95_seconds = relay.tbt_p95()
+    decision.status = "finished_length" if relay.finished_by_length else "finished_stop"
+    usage = relay.usage()
+    if usage is not None:
+        decision.output_tokens = usage.get("completion_tokens")
+        if decision.engine_prompt_tokens is None:
+            decision.engine_prompt_tokens = usage.get("prompt_tokens")
+    if decision.ttft_seconds is not None:
+        stats.ttft.observe(decision.ttft_seconds)
+    for gap in relay.gaps:
+        stats.tbt.observe(gap)
+
+
+def read_first_byte(decision: Decision, outcome: Outcome, relay: Relay) -> None:
+    outcome.first_byte_at = relay.first_at
+    decision.ttft_seconds = relay.first_at - outcome.received_at
+
+
+def count_slo(slo: Slo, decision: Decision, stats: Stats) -> None:
+    """Attainment is of streams: a plain reply has no first token to time."""
+    if slo.mode == "off" or decision.ttft_seconds is None:
+        return
+    met = decision.ttft_seconds <= slo.max_ttft_seconds and (
+        decision.tbt_p95_seconds is None or decision.tbt_p95_seconds <= slo.max_tbt_seconds
+    )
+    if met:
+        stats.slo_met += 1
+    else:
+        stats.slo_missed += 1

@@ -1,0 +1,158 @@
+"""From a request to a plan: prefixes, prices, admission. The rules are in controlplane.core."""
+
+from dataclasses import dataclass, field
+
+from controlplane.core.admission import Admission, Predicted, admit
+from controlplane.core.routing import (
+    DecodeOption,
+    PrefillOption,
+    Priced,
+    order_by_cost,
+    order_by_turn,
+    order_decode,
+)
+from controlplane.gateway.cluster import Cluster, Policies, WorkerState
+from workers.core.hashing import block_hashes, root_hash
+
+UNKNOWN_PROMPT_TOKENS = 512
+"""Assumed for prices where a prompt's tokens cannot be known."""
+
+
+@dataclass(slots=True)
+class Plan:
+    """Candidates in order, and what the first pair should give."""
+
+    policies: Policies
+    prefill: list[Priced]
+    by_turn: bool
+    decode: list[DecodeOption]
+    free_decode: list[DecodeOption]
+    admission: Admission
+    predicted_ttft_seconds: float | None
+    predicted_handover_seconds: float | None
+    slot_wait_seconds: float = 0.0
+    held_blocks: dict[str, int] = field(default_factory=dict)  # node -> blocks of the prompt
+
+
+class Scheduler:
+    """Plans requests against the cluster as of now. Nothing is held by planning."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self._turn = 0
+
+    def plan(
+        self, model: str, prompts: list[list[int]] | None, salt: str | None, now: float
+    ) -> Plan:
+        """`prompts` None: tokens unknown; then no prefix counts and prices assume a length."""
+        cluster = self._cluster
+        policies = cluster.policies(model)
+        prefill_workers = cluster.serving(model, "prefill", now)
+        decode_workers = cluster.serving(model, "decode", now)
+        num_tokens = UNKNOWN_PROMPT_TOKENS if prompts is None else sum(map(len, prompts))
+        held = self._held(prefill_workers or decode_workers, prompts, salt)
+        options = [_prefill_option(state, held, num_tokens, now) for state in prefill_workers]
+        by_turn = policies.scheduling.placement == "round_robin"
+        if by_turn:
+            ordered = order_by_turn(options, num_tokens, self._turn)
+            self._turn += 1
+        else:
+            threshold = policies.scheduling.balancing_threshold
+            ordered = order_by_cost(options, num_tokens, threshold)
+        decode = [self._decode_option(state) for state in decode_workers]
+        free = order_decode(decode)
+        plan = Plan(policies, ordered, by_turn, decode, free, Admission(admitted=True), None, None)
+        plan.held_blocks = {node: blocks for node, (blocks, _) in held.items()}
+        self._predict(plan, num_tokens, model)
+        return plan
+
+    def decode_options(self, model: str, now: float) -> list[DecodeOption]:
+        """Decode workers as of now, for another try."""
+        return [self._decode_option(s) for s in self._cluster.serving(model, "decode", now)]
+
+    def _held(
+        self, workers: list[WorkerState], prompts: list[list[int]] | None, salt: str | None
+    ) -> dict[str, tuple[int, int]]:
+        """For each node: blocks and tokens that it holds of the prompts, from their heads."""
+        held: dict[str, tuple[int, int]] = {}
+        if not prompts or not self._cluster.index.nodes():
+            return held
+        for namespace, block_tokens in _namespaces(workers):
+            root = root_hash(namespace, salt, None)
+            for tokens in prompts:
+                if len(tokens) < block_tokens or min(tokens) < 0 or max(tokens) >= 2**31:
+                    continue
+                hashes = block_hashes(root, tokens, block_tokens)
+                lengths = self._cluster.index.held_lengths(namespace, hashes)
+                for node, blocks in lengths.items():
+                    before = held.get(node, (0, 0))
+                    usable = min(blocks * block_tokens, len(tokens) - 1)
+                    held[node] = (before[0] + blocks, before[1] + usable)
+        return held
+
+    def _decode_option(self, state: WorkerState) -> DecodeOption:
+        row = state.row
+        running = self._cluster.slots.running(row.id)
+        tbt = (
+            state.decode_times.predict_tbt(running + 1) if state.decode_times.num_samples else None
+        )
+        return DecodeOption(row.id, row.node_id, running, self._cluster.decode_cap(row), tbt)
+
+    def _predict(self, plan: Plan, num_tokens: int, model: str) -> None:
+        """Fill in what the first pair should give, and whether that keeps the SLO."""
+        options = plan.free_decode or plan.decode
+        best = options[0] if options else None
+        times = self._cluster.workers[best.worker_id].decode_times if best is not None else None
+        handover = times.predict_handover() if times is not None else None
+        if plan.prefill:
+            first = plan.prefill[0]
+            ttft, wait = first.ttft_seconds, first.option.queue_seconds
+        elif best is not None:  # decode-side prefill
+            worker = self._cluster.workers[best.worker_id]
+            ttft, wait = worker.prefill_times.predict(num_tokens, 0), 0.0
+        else:
+            return
+        if plan.decode and not plan.free_decode:
+            plan.slot_wait_seconds = self._slot_wait(plan, model)
+        plan.predicted_handover_seconds = handover
+        plan.predicted_ttft_seconds = ttft + plan.slot_wait_seconds + (handover or 0.0)
+        wait += plan.slot_wait_seconds
+        tbt = best.predicted_tbt_seconds if best is not None else None
+        predicted = Predicted(plan.predicted_ttft_seconds, wait, tbt)
+        plan.admission = admit(plan.policies.slo, predicted)
+
+    def _slot_wait(self, plan: Plan, model: str) -> float:
+        """Those ahead and this one, served by all slots at the mean service time."""
+        services = [
+            seconds
+            for option in plan.decode
+            if (seconds := self._cluster.workers[option.worker_id].decode_times.predict_service())
+        ]
+        num_slots = sum(option.cap for option in plan.decode)
+        if not services or not num_slots:
+            return 0.0
+        ahead = self._cluster.slots.waiting(model) + 1
+        return ahead * (sum(services) / len(services)) / num_slots
+
+
+def _prefill_option(
+    state: WorkerState, held: dict[str, tuple[int, int]], num_tokens: int, now: float
+) -> PrefillOption:
+    row = state.row
+    own = held.get(row.node_id, (0, 0))[1]
+    return PrefillOption(
+        worker_id=row.id,
+        node_id=row.node_id,
+        own_prefix_tokens=min(own, num_tokens),
+        queue_seconds=state.prefill_queue.wait_seconds(now),
+        running=len(state.prefill_queue),
+        times=state.prefill_times,
+    )
+
+
+def _namespaces(workers: list[WorkerState]) -> set[tuple[bytes, int]]:
+    return {
+        (state.namespace, state.block_tokens)
+        for state in workers
+        if state.namespace is not None and state.block_tokens
+    }

@@ -1,0 +1,406 @@
+"""The client side: HTTP/1.1 on asyncio Protocols and httptools.
+
+One request of a connection is handled at a time; pipelined ones wait, a few. Reading goes on
+meanwhile, so that a client's leaving is noticed at once: it cancels the handler's task.
+"""
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Callable, Coroutine
+from time import monotonic
+from typing import Any, Protocol, cast
+
+import httptools
+import structlog
+
+from controlplane.gateway.answers import REASONS, AnswerError
+from controlplane.gateway.settings import Limits, Timeouts
+
+log = structlog.get_logger(__name__)
+
+JSON_TYPE = b"application/json"
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+SWEEP_SECONDS = 1.0
+LINGER_SECONDS = 2.0
+
+
+class FlowControl(Protocol):
+    """What a relay does while the client reads too slowly."""
+
+    def pause(self) -> None: ...
+
+    def resume(self) -> None: ...
+
+
+class Request:
+    """A whole request. `headers` has lower-case names; a repeated header keeps its last value."""
+
+    __slots__ = (
+        "body", "connection", "headers", "http_1_0", "keep_alive", "method", "path", "received_at",
+    )  # fmt: skip
+
+    def __init__(self, connection: "ClientConnection", headers: dict[bytes, bytes]) -> None:
+        self.connection = connection
+        self.headers = headers
+        self.method = b""
+        self.path = b""
+        self.body = b""
+        self.keep_alive = True
+        self.http_1_0 = False
+        self.received_at = 0.0
+
+
+Handler = Callable[[Request], Coroutine[Any, Any, None]]
+
+
+class ClientConnection(asyncio.Protocol):
+    """One client. The handler answers by `respond`, or `start`, `write`..., `finish`."""
+
+    def __init__(self, server: "Server") -> None:
+        self._server = server
+        self.loop = server.loop
+        self._limits = server.limits
+        self._parser = httptools.HttpRequestParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._url = b""
+        self._headers: dict[bytes, bytes] = {}
+        self._head_bytes = 0
+        self._body: list[bytes] = []
+        self._body_bytes = 0
+        self._in_head = True
+        self._refused = False
+        self._waiting: deque[Request] = deque()
+        self._task: asyncio.Task[None] | None = None
+        self._request: Request | None = None
+        self.head_sent = False
+        self.relay: FlowControl | None = None
+        self.write_paused_since: float | None = None
+        self.since = 0.0  # when the state that `sweep` looks at began
+        self._reading = False
+
+    # --- transport ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+        self.since = self.loop.time()
+        if not self._server.add(self):
+            self._refuse(503, "the gateway has too many connections; try again", "connections")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._waiting.clear()
+        self._server.remove(self)
+        if self._task is not None:
+            self._task.cancel()
+
+    def pause_writing(self) -> None:
+        self.write_paused_since = self.loop.time()
+        if self.relay is not None:
+            self.relay.pause()
+
+    def resume_writing(self) -> None:
+        self.write_paused_since = None
+        if self.relay is not None:
+            self.relay.resume()
+
+    def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
+        if not self._reading:
+            self._reading = True
+            self.since = self.loop.time()
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserUpgrade:
+            self._refuse(400, "this server upgrades to no other protocol", "upgrade")
+        except httptools.HttpParserError as error:
+            self._refuse(400, f"malformed HTTP: {error}", "malformed_http")
+        except _RefusedError:
+            pass
+        if self._in_head and not self._refused:
+            self._head_bytes += len(data)
+            if self._head_bytes > self._limits.max_header_bytes:
+                self._refuse_head()
+
+    # --- parser callbacks ---
+
+    def on_message_begin(self) -> None:
+        self._url, self._headers, self._head_bytes = b"", {}, 0
+        self._body, self._body_bytes, self._in_head = [], 0, True
+
+    def on_url(self, url: bytes) -> None:
+        self._url += url
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers[name.lower()] = value
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        headers = self._headers
+        size = len(self._url) + sum(map(len, headers)) + sum(map(len, headers.values()))
+        if size > self._limits.max_header_bytes:
+            self._refuse_head()
+            raise _RefusedError
+        length = headers.get(b"content-length")
+        if length is not None and int(length) > self._limits.max_body_bytes:
+            self._refuse_body(int(length))
+            raise _RefusedError
+        expect = headers.get(b"expect")
+        if expect is None or self._transport is None:
+            return
+        if expect.lower() != b"100-continue":
+            self._refuse(417, f"expect = {expect.decode('latin-1')}: cannot be met", "expect")
+            raise _RefusedError
+        if self._task is None:
+            self._transport.write(_CONTINUE)
+
+    def on_body(self, body: bytes) -> None:
+        self._body.append(body)
+        self._body_bytes += len(body)
+        if self._body_bytes > self._limits.max_body_bytes:
+            self._refuse_body(self._body_bytes)
+            raise _RefusedError
+
+    def on_message_complete(self) -> None:
+        parser = self._parser
+        request = Request(self, self._headers)
+        request.method = parser.get_method()
+        request.path = self._url
+        request.body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
+        request.http_1_0 = parser.get_http_version() == "1.0"
+        request.keep_alive = parser.should_keep_alive() and not self._server.draining
+        request.received_at = monotonic()
+        self._reading, self._in_head, self._head_bytes = False, True, 0
+        self._waiting.append(request)
+        if len(self._waiting) > self._limits.max_pipelined and self._transport is not None:
+            self._transport.pause_reading()
+        if self._task is None:
+            self._next()
+
+    # --- answering ---
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def is_busy(self) -> bool:
+        return self._task is not None
+
+    def respond(
+        self, status: int, body: bytes, content_type: bytes = JSON_TYPE, headers: bytes = b""
+    ) -> None:
+        """The whole answer in one write. `headers` are complete lines."""
+        head = self._head(status, content_type, headers)
+        self._write(b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body))
+
+    def start(self, status: int, content_type: bytes, headers: bytes = b"") -> bytes:
+        """Head of a chunked answer, to be written with its first piece."""
+        head = self._head(status, content_type, headers)
+        if self._request is not None and self._request.http_1_0:
+            self._must_close()
+            return head + b"\r\n"
+        return head + b"transfer-encoding: chunked\r\n\r\n"
+
+    def write(self, data: bytes, head: bytes = b"") -> None:
+        """One piece of a chunked answer."""
+        if self._request is not None and self._request.http_1_0:
+            self._write(head + data)
+        else:
+            self._write(b"%b%x\r\n%b\r\n" % (head, len(data), data))
+
+    def finish(self, data: bytes = b"", head: bytes = b"") -> None:
+        """The last piece, which may be empty."""
+        if self._request is not None and self._request.http_1_0:
+            self._write(head + data)
+        elif data:
+            self._write(b"%b%x\r\n%b\r\n0\r\n\r\n" % (head, len(data), data))
+        else:
+            self._write(head + b"0\r\n\r\n")
+
+    def close_after(self) -> None:
+        """No further request on this connection."""
+        self._must_close()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _head(self, status: int, content_type: bytes, headers: bytes) -> bytes:
+        self.head_sent = True
+        if self._request is not None and not self._request.keep_alive:
+            headers += b"connection: close\r\n"
+        reason = REASONS.get(status, "Status").encode()
+        return b"HTTP/1.1 %d %b\r\ncontent-type: %b\r\n%b" % (status, reason, content_type, headers)
+
+    def _write(self, data: bytes) -> None:
+        if self._transport is not None:
+            self._transport.write(data)
+
+    def _must_close(self) -> None:
+        if self._request is not None:
+            self._request.keep_alive = False
+
+    # --- one request after the other ---
+
+    def _next(self) -> None:
+        if not self._waiting or self._transport is None or self._refused:
+            return
+        self._request = self._waiting.popleft()
+        self.head_sent = False
+        self._task = self.loop.create_task(self._handle(self._request))
+
+    async def _handle(self, request: Request) -> None:
+        try:
+            await self._server.handler(request)
+        except AnswerError as error:
+            self._answer_error(error)
+        except Exception:
+            log.exception("request_failed", path=request.path.decode("latin-1"))
+            self._answer_error(AnswerError(500, "the gateway failed; see its log", "internal"))
+        finally:
+            self._task = None
+            self._done(request)
+            self._server.request_ended()
+
+    def _answer_error(self, error: AnswerError) -> None:
+        if self.head_sent:  # too late for a status: cut, never a silent clean end
+            self.abort()
+        else:
+            self.respond(error.status, error.body(), headers=error.headers())
+
+    def _done(self, request: Request) -> None:
+        self.since = self.loop.time()
+        self.relay = None
+        if self._transport is None:
+            return
+        if not request.keep_alive:
+            self._transport.close()
+            return
+        if self._waiting:
+            self._transport.resume_reading()
+            self._next()
+
+    # --- refusing ---
+
+    def _refuse(self, status: int, message: str, code: str) -> None:
+        """Answer what cannot be handled and close."""
+        self._refused = True
+        log.info("request_refused", status=status, reason=message)
+        if self._transport is None:
+            return
+        if self._task is None:
+            error = AnswerError(status, message, code)
+            headers = error.headers() + b"connection: close\r\n"
+            self._request = None
+            self.respond(status, error.body(), headers=headers)
+            self._linger()
+        else:
+            self._must_close()
+
+    def _linger(self) -> None:
+        """Close without a reset that would take the answer from a client still sending."""
+        assert self._transport is not None
+        if self._transport.can_write_eof():
+            self._transport.write_eof()
+        self.loop.call_later(LINGER_SECONDS, self.abort)
+
+    def _refuse_head(self) -> None:
+        limit = self._limits.max_header_bytes
+        self._refuse(431, f"the request's head is over the limit of {limit} bytes", "head_limit")
+
+    def _refuse_body(self, size: int) -> None:
+        limit = self._limits.max_body_bytes
+        message = f"the body has {size} bytes or more, the limit is {limit} (max_body_bytes)"
+        self._refuse(413, message, "body_limit")
+
+    def sweep(self, now: float, timeouts: Timeouts) -> None:
+        """Called each second: end what has outlived its bound."""
+        if self.write_paused_since is not None:
+            if now - self.write_paused_since > timeouts.client_stall:
+                self.abort()
+        elif self._task is not None:
+            return
+        elif self._reading and now - self.since > timeouts.client_read:
+            limit = f"{timeouts.client_read:g} s"
+            self._refuse(408, f"the request did not arrive within {limit}", "client_read")
+        elif now - self.since > timeouts.client_idle and self._transport is not None:
+            self._transport.close()
+
+    def drain(self) -> None:
+        """No further request; an idle connection closes now."""
+        self._must_close()
+        if self._task is None and self._transport is not None:
+            self._transport.close()
+
+    def cancel(self) -> None:
+        """End the running handler."""
+        if self._task is not None:
+            self._task.cancel()
+
+
+class _RefusedError(Exception):
+    """Stops the parser; the answer has been written."""
+
+
+class Server:
+    """Listens, sweeps, drains. `stop` ends everything within `timeouts.drain`."""
+
+    def __init__(self, handler: Handler, limits: Limits, timeouts: Timeouts) -> None:
+        self.handler = handler
+        self.limits = limits
+        self.timeouts = timeouts
+        self.draining = False
+        self.loop = asyncio.get_running_loop()
+        self.connections: set[ClientConnection] = set()
+        self._server: asyncio.Server | None = None
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._all_idle = asyncio.Event()
+        self.port = 0
+
+    def add(self, connection: ClientConnection) -> bool:
+        """False when there are too many; it is counted all the same until it is closed."""
+        self.connections.add(connection)
+        return len(self.connections) <= self.limits.max_connections
+
+    def remove(self, connection: ClientConnection) -> None:
+        self.connections.discard(connection)
+
+    def request_ended(self) -> None:
+        if self.draining and not any(connection.is_busy for connection in self.connections):
+            self._all_idle.set()
+
+    async def start(self, host: str, port: int) -> None:
+        """Raises OSError when the address is taken."""
+        self._server = await self.loop.create_server(lambda: ClientConnection(self), host, port)
+        self.port = self._server.sockets[0].getsockname()[1]
+        self._sweeper = self.loop.call_later(SWEEP_SECONDS, self._sweep)
+
+    def _sweep(self) -> None:
+        now = self.loop.time()
+        for connection in list(self.connections):
+            connection.sweep(now, self.timeouts)
+        self._sweeper = self.loop.call_later(SWEEP_SECONDS, self._sweep)
+
+    async def stop(self, drain_seconds: float | None = None) -> None:
+        """Stop listening, let running requests end (bounded), then cancel the rest."""
+        if self._server is None:
+            return
+        self.draining = True
+        self._server.close()
+        bound = self.timeouts.drain if drain_seconds is None else drain_seconds
+        for connection in list(self.connections):
+            connection.drain()
+        self.request_ended()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._all_idle.wait(), bound)
+        for connection in list(self.connections):
+            connection.cancel()
+        await asyncio.sleep(0)
+        for connection in list(self.connections):
+            connection.abort()
+        if self._sweeper is not None:
+            self._sweeper.cancel()
+        await asyncio.sleep(0)
+        self._server = None

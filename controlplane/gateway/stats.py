@@ -1,0 +1,94 @@
+"""Counters and histograms of this process; one writer, the event loop."""
+
+from array import array
+from bisect import bisect_left
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+
+from controlplane.gateway.wire import HISTOGRAM_BOUNDS_SECONDS, GatewayStats, Histogram, WorkerLoad
+
+_BOUNDS = HISTOGRAM_BOUNDS_SECONDS
+
+
+class LatencyHistogram:
+    """Cumulative counts by `HISTOGRAM_BOUNDS_SECONDS` and the sum."""
+
+    __slots__ = ("counts", "sum_seconds")
+
+    def __init__(self) -> None:
+        self.counts = array("Q", [0] * (len(_BOUNDS) + 1))
+        self.sum_seconds = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self.counts[bisect_left(_BOUNDS, seconds)] += 1
+        self.sum_seconds += seconds
+
+    def export(self) -> Histogram:
+        return Histogram(self.counts.tolist(), self.sum_seconds)
+
+
+@dataclass(slots=True)
+class WorkerCounters:
+    """Of one worker, since the gateway's start."""
+
+    requests: int = 0
+    failures: int = 0
+
+
+@dataclass(slots=True)
+class Stats:
+    """What `GatewayStats` and /metrics show."""
+
+    started_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    requests: int = 0
+    rejected: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    client_errors: int = 0
+    in_flight: int = 0
+    prompt_tokens: int = 0
+    hit_tokens: int = 0
+    output_tokens: int = 0
+    tokenizer_mismatch: int = 0
+    slo_met: int = 0
+    slo_missed: int = 0
+    decisions_dropped: int = 0
+    retries_prefill: int = 0
+    retries_decode: int = 0
+    decode_side_prefills: int = 0
+    handoff_missing: int = 0
+    model_mismatch: int = 0
+    ttft: LatencyHistogram = field(default_factory=LatencyHistogram)
+    tbt: LatencyHistogram = field(default_factory=LatencyHistogram)
+    queue: LatencyHistogram = field(default_factory=LatencyHistogram)
+    workers: dict[str, WorkerCounters] = field(default_factory=dict)
+
+    def worker(self, worker_id: str) -> WorkerCounters:
+        counters = self.workers.get(worker_id)
+        if counters is None:
+            counters = self.workers[worker_id] = WorkerCounters()
+        return counters
+
+    def export(self, loads: dict[str, WorkerLoad], index_blocks: int, rss: int) -> GatewayStats:
+        return GatewayStats(
+            started_at=self.started_at,
+            ttft=self.ttft.export(),
+            tbt=self.tbt.export(),
+            queue=self.queue.export(),
+            requests_total=self.requests,
+            rejected_total=self.rejected,
+            failed_total=self.failed,
+            cancelled_total=self.cancelled,
+            client_errors_total=self.client_errors,
+            in_flight=self.in_flight,
+            prompt_tokens_total=self.prompt_tokens,
+            hit_tokens_total=self.hit_tokens,
+            output_tokens_total=self.output_tokens,
+            tokenizer_mismatch_total=self.tokenizer_mismatch,
+            slo_met_total=self.slo_met,
+            slo_missed_total=self.slo_missed,
+            decisions_dropped_total=self.decisions_dropped,
+            workers=loads,
+            index_blocks=index_blocks,
+            rss_bytes=rss,
+        )

@@ -1,0 +1,364 @@
+"""The engine side: pooled HTTP/1.1 connections to one worker.
+
+UpstreamError       the worker did not answer as it must; `kind` says how
+    connect         refused, unreachable, or no connection in time
+    reset           the connection ended before the reply did
+    timeout         no head, or no next piece, in time
+    protocol        no HTTP
+    too_large       a whole reply over the bound
+"""
+
+import asyncio
+from collections.abc import Callable
+from ssl import SSLContext, create_default_context
+from typing import Literal, cast
+from urllib.parse import urlsplit
+
+import httptools
+
+from workers.core.errors import PeriluneError
+
+MAX_IDLE = 64
+"""Idle connections that are kept, a worker."""
+_BUFFER_BYTES = 256 * 1024
+"""Body bytes taken in before a reader is attached; then reading pauses."""
+
+Kind = Literal["connect", "reset", "timeout", "protocol", "too_large"]
+
+
+class UpstreamError(PeriluneError):
+    """See the module's head."""
+
+    def __init__(self, kind: Kind, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class Reply:
+    """A reply as it arrives. Either `whole()` or `relay()` reads the body; `abort()` gives up."""
+
+    __slots__ = (
+        "_buffered", "_connection", "_error", "_expiry", "_full", "_held", "_last_byte_at", "_loop", "_paused",
+        "_pieces", "_sink", "_waiter", "complete", "head_complete", "headers", "status",
+    )  # fmt: skip
+
+    def __init__(self, connection: "_Connection", loop: asyncio.AbstractEventLoop) -> None:
+        self._connection = connection
+        self._loop = loop
+        self.status = 0
+        self.headers: dict[bytes, bytes] = {}
+        self.head_complete = False
+        self.complete = False
+        self._pieces: list[bytes] = []
+        self._buffered = 0
+        self._held = self._full = self._paused = False
+        self._sink: Callable[[bytes], None] | None = None
+        self._error: UpstreamError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._expiry: asyncio.TimerHandle | None = None
+        self._last_byte_at = 0.0
+
+    async def head(self, seconds: float) -> None:
+        """Wait for status and headers. Raises `UpstreamError`; a failed reply is aborted."""
+        while not self.head_complete:
+            await self._wait(seconds, "no answer")
+
+    async def whole(self, limit: int, first_seconds: float, idle_seconds: float) -> bytes:
+        """The whole body. Bounds: `limit` bytes, seconds to the first and to each next piece."""
+        while not self.complete:
+            if self._buffered > limit:
+                self.abort()
+                raise UpstreamError("too_large", f"the reply has over {limit} bytes")
+            self._full = False
+            self._apply_pause()
+            await self._wait(idle_seconds if self._pieces else first_seconds, "no next piece")
+        return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
+
+    async def first_piece(self, seconds: float) -> bytes:
+        """Body bytes that have come; waits for some. b"" only for an empty body."""
+        while not self._pieces and not self.complete:
+            await self._wait(seconds, "no first byte")
+        pieces, self._pieces, self._buffered = self._pieces, [], 0
+        return b"".join(pieces)
+
+    async def relay(self, sink: Callable[[bytes], None], idle_seconds: float) -> None:
+        """Give every further piece to `sink`, until the reply is complete.
+
+        Time during which the reader itself has paused does not count as idle.
+        """
+        if self._pieces:
+            pieces, self._pieces = self._pieces, []
+            sink(b"".join(pieces))
+        self._sink = sink
+        self._full = False
+        self._apply_pause()
+        if not self.complete:
+            await self._wait(idle_seconds, "no next piece", watch=True)
+
+    def pause(self) -> None:
+        """Backpressure: stop reading from the worker."""
+        self._held = True
+        self._apply_pause()
+
+    def resume(self) -> None:
+        self._held = False
+        self._apply_pause()
+
+    def _apply_pause(self) -> None:
+        """Read unless the reader has paused or the buffer is full."""
+        wanted = self._held or self._full
+        if self.complete or wanted == self._paused:
+            return
+        self._paused = wanted
+        if wanted:
+            self._connection.pause_reading()
+        else:
+            self._last_byte_at = self._loop.time()
+            self._connection.resume_reading()
+
+    def abort(self) -> None:
+        """Give up; the worker sees its client leave. Idempotent, nothing after completion."""
+        if not self.complete:
+            self._connection.abort()
+
+    # --- called by the connection ---
+
+    def take(self, pieces: list[bytes]) -> None:
+        self._last_byte_at = self._loop.time()
+        if self._sink is not None:
+            self._sink(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+            return
+        self._pieces += pieces
+        self._buffered += sum(map(len, pieces))
+        if self._buffered > _BUFFER_BYTES:
+            self._full = True
+            self._apply_pause()
+
+    def wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None and not waiter.done() and (self._sink is None or self.complete):
+            waiter.set_result(None)
+
+    def fail(self, error: UpstreamError) -> None:
+        if self.complete or self._error is not None:
+            return
+        self._error = error
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_exception(error)
+
+    # --- waiting ---
+
+    async def _wait(self, seconds: float, what: str, *, watch: bool = False) -> None:
+        if self._error is not None:
+            raise self._error
+        loop = self._loop
+        self._waiter = loop.create_future()
+        self._last_byte_at = loop.time()
+        self._expiry = loop.call_later(seconds, self._expire, seconds, what, watch)
+        try:
+            await self._waiter
+        except BaseException:
+            self.abort()
+            raise
+        finally:
+            self._expiry.cancel()
+            self._waiter = None
+
+    def _expire(self, seconds: float, what: str, watch: bool) -> None:
+        if watch:
+            left = self._last_byte_at + seconds - self._loop.time()
+            if self._paused:
+                left = seconds
+            if left > 0:
+                self._expiry = self._loop.call_later(left, self._expire, seconds, what, watch)
+                return
+        self.fail(UpstreamError("timeout", f"{what} within {seconds:g} s"))
+
+
+class _Connection(asyncio.Protocol):
+    """One connection; at most one exchange at a time."""
+
+    def __init__(self, pool: "Upstream", loop: asyncio.AbstractEventLoop) -> None:
+        self._pool = pool
+        self._loop = loop
+        self._parser = httptools.HttpResponseParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._reply: Reply | None = None
+        self._pieces: list[bytes] = []
+        self._message_complete = False
+        self.idle_since = 0.0
+        self.got_bytes = False
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    def send(self, *parts: bytes) -> Reply:
+        assert self._transport is not None
+        self.got_bytes = self._message_complete = False
+        reply = self._reply = Reply(self, self._loop)
+        self._transport.write(b"".join(parts))
+        return reply
+
+    def pause_reading(self) -> None:
+        if self._transport is not None:
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        if self._transport is not None:
+            self._transport.resume_reading()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    # --- transport ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self._pool.lost(self)
+        reply, self._reply = self._reply, None
+        if reply is None:
+            return
+        if exc is None and reply.head_complete and _ends_with_close(reply.headers):
+            reply.complete = True
+            reply.wake()
+            return
+        cause = f" ({exc})" if exc is not None else ""
+        reply.fail(UpstreamError("reset", f"the connection ended before the reply did{cause}"))
+
+    def data_received(self, data: bytes) -> None:
+        reply = self._reply
+        if reply is None:  # bytes that nobody asked for
+            self.abort()
+            return
+        self.got_bytes = True
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            reply.fail(UpstreamError("protocol", f"no HTTP reply: {error}"))
+            self.abort()
+            return
+        if self._message_complete:
+            # Before the last piece, so that its receiver sees a reply that is complete.
+            keep = self._parser.should_keep_alive()
+            self._reply = None
+            reply.complete = True
+        if self._pieces:
+            pieces, self._pieces = self._pieces, []
+            reply.take(pieces)
+        if self._message_complete:
+            self._pool.give_back(self, keep=keep)
+        reply.wake()
+
+    # --- parser ---
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._reply is not None:
+            self._reply.headers[name.lower()] = value
+
+    def on_headers_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if self._reply is not None and status >= 200:
+            self._reply.status = status
+            self._reply.head_complete = True
+
+    def on_body(self, body: bytes) -> None:
+        self._pieces.append(body)
+
+    def on_message_complete(self) -> None:
+        if self._parser.get_status_code() >= 200:
+            self._message_complete = True
+
+
+class Upstream:
+    """Connections to one base URL (http, or https with the system's trust)."""
+
+    def __init__(self, url: str, connect_seconds: float, keep_alive_seconds: float) -> None:
+        parts = urlsplit(url)
+        self.url = url
+        self._host = parts.hostname or "127.0.0.1"
+        self._tls: SSLContext | None = create_default_context() if parts.scheme == "https" else None
+        self._port = parts.port or (443 if self._tls else 80)
+        self.host_header = parts.netloc.rpartition("@")[2].encode()
+        self.base_path = parts.path.rstrip("/").encode()
+        self._connect_seconds = connect_seconds
+        self._keep_alive_seconds = keep_alive_seconds
+        self._loop = asyncio.get_running_loop()
+        self._idle: list[_Connection] = []
+        self._all: set[_Connection] = set()
+        self._closed = False
+
+    @property
+    def num_connections(self) -> int:
+        return len(self._all)
+
+    async def send(self, *parts: bytes, head_seconds: float) -> Reply:
+        """Send one request; returns when the reply's head is there. Raises `UpstreamError`.
+
+        A kept connection that the worker had closed meanwhile is replaced once: nothing of the
+        request was answered.
+        """
+        kept = self._take_idle()
+        if kept is not None:
+            reply = kept.send(*parts)
+            try:
+                await reply.head(head_seconds)
+            except UpstreamError as error:
+                if error.kind != "reset" or kept.got_bytes:
+                    raise
+            else:
+                return reply
+        connection = await self._connect()
+        reply = connection.send(*parts)
+        await reply.head(head_seconds)
+        return reply
+
+    def close(self) -> None:
+        """Cut everything. Idempotent."""
+        self._closed = True
+        for connection in list(self._all):
+            connection.abort()
+
+    def give_back(self, connection: _Connection, *, keep: bool) -> None:
+        if not keep or self._closed or len(self._idle) >= MAX_IDLE:
+            connection.abort()
+            return
+        connection.idle_since = self._loop.time()
+        connection.resume_reading()
+        self._idle.append(connection)
+
+    def lost(self, connection: _Connection) -> None:
+        self._all.discard(connection)
+        if connection in self._idle:
+            self._idle.remove(connection)
+
+    def _take_idle(self) -> _Connection | None:
+        oldest = self._loop.time() - self._keep_alive_seconds
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.is_open and connection.idle_since > oldest:
+                return connection
+            connection.abort()
+        return None
+
+    async def _connect(self) -> _Connection:
+        try:
+            async with asyncio.timeout(self._connect_seconds):
+                _, connection = await self._loop.create_connection(
+                    lambda: _Connection(self, self._loop), self._host, self._port, ssl=self._tls
+                )
+        except TimeoutError:
+            message = f"no connection to {self.url} within {self._connect_seconds:g} s"
+            raise UpstreamError("connect", message) from None
+        except OSError as error:
+            raise UpstreamError("connect", f"no connection to {self.url}: {error}") from None
+        self._all.add(connection)
+        return connection
+
+
+def _ends_with_close(headers: dict[bytes, bytes]) -> bool:
+    return b"content-length" not in headers and b"transfer-encoding" not in headers
