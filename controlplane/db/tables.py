@@ -1,0 +1,28 @@
+"""Every table in one place, so that `Base.metadata` is complete for Alembic."""
+
+from controlplane.audit.tables import AuditRecord
+from controlplane.db.base import Base
+from controlplane.decisions.tables import DecisionRow, LegRow
+from controlplane.fleet.tables import CommandRow, WorkerRow
+from controlplane.gateways.tables import GatewayRow
+from controlplane.models.tables import ModelRow
+from controlplane.nodes.tables import NodeRow
+from controlplane.policies.tables import ActiveRow, RevisionRow
+from controlplane.stats.tables import StatRow
+from controlplane.tokens.tables import KeyRow
+
+__all__ = [
+    "ActiveRow",
+    "AuditRecord",
+    "Base",
+    "CommandRow",
+    "DecisionRow",
+    "GatewayRow",
+    "KeyRow",
+    "LegRow",
+    "ModelRow",
+    "NodeRow",
+    "RevisionRow",
+    "StatRow",
+    "WorkerRow",
+]

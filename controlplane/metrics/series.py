@@ -1,0 +1,119 @@
+"""Every series of /metrics, once: name, kind, labels, unit, definition. docs/metrics.md repeats
+this table and a test compares both with what /metrics gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["counter", "gauge", "histogram"]
+
+
+@dataclass(frozen=True, slots=True)
+class SeriesSpec:
+    """`name` without the prefix `perilune_`; a counter's ends in `_total`."""
+
+    name: str
+    kind: Kind
+    labels: tuple[str, ...]
+    unit: str
+    definition: str
+
+    @property
+    def full_name(self) -> str:
+        return f"perilune_{self.name}"
+
+
+def _node(name: str, kind: Kind, unit: str, definition: str) -> SeriesSpec:
+    return SeriesSpec(f"pool_{name}", kind, ("node",), unit, definition)
+
+
+def _gateway(name: str, kind: Kind, unit: str, definition: str) -> SeriesSpec:
+    return SeriesSpec(f"gateway_{name}", kind, ("gateway",), unit, definition)
+
+
+CONTROLPLANE = (
+    SeriesSpec("controlplane_uptime_seconds", "gauge", (), "seconds", "Time since this control plane started."),
+    SeriesSpec("controlplane_rss_bytes", "gauge", (), "bytes", "Resident memory of the control plane."),
+    SeriesSpec("controlplane_http_requests_total", "counter", ("method", "route", "status"), "requests", "Requests answered, by route template and class of status (2xx)."),
+    SeriesSpec("controlplane_event_streams", "gauge", (), "streams", "Event streams open now."),
+    SeriesSpec("controlplane_events_total", "counter", (), "events", "Events published and kept for resuming."),
+    SeriesSpec("controlplane_event_resets_total", "counter", (), "events", "Streams told to read everything again because they fell behind."),
+    SeriesSpec("controlplane_view_revision", "gauge", (), "revision", "Newest revision of the cluster view."),
+    SeriesSpec("controlplane_decisions_stored_total", "counter", (), "records", "Decision records stored or completed."),
+    SeriesSpec("controlplane_loop_errors_total", "counter", ("loop",), "errors", "Failed passes of a background loop."),
+    SeriesSpec("controlplane_stat_sources_dropped_total", "counter", (), "samples", "Samples of sources beyond the bound, not counted."),
+)  # fmt: skip
+
+CLUSTER = (
+    SeriesSpec("nodes", "gauge", ("state",), "nodes", "Nodes known, by state."),
+    SeriesSpec("workers", "gauge", ("role", "state"), "workers", "Workers known, by role and state."),
+    SeriesSpec("gateways", "gauge", ("state",), "gateways", "Gateways known, by state."),
+    SeriesSpec("policy_revision", "gauge", ("kind", "scope"), "revision", "Active revision of each policy."),
+    SeriesSpec("node_heartbeat_age_seconds", "gauge", ("node",), "seconds", "Age of the last heartbeat."),
+    SeriesSpec("node_restarts_total", "counter", ("node",), "restarts", "Incarnations after the first."),
+    SeriesSpec("worker_running", "gauge", ("worker",), "requests", "Requests in flight at the worker, as the gateways see it."),
+    SeriesSpec("worker_waiting", "gauge", ("worker",), "requests", "Requests waiting for the worker in the gateways."),
+    SeriesSpec("worker_restarts_total", "counter", ("worker",), "restarts", "Restarts of the worker by its supervisor."),
+    SeriesSpec("worker_rss_bytes", "gauge", ("worker",), "bytes", "Resident memory of the worker's processes."),
+)  # fmt: skip
+
+POOL = (
+    _node("uptime_seconds", "gauge", "seconds", "Time since the agent started."),
+    _node("capacity_blocks", "gauge", "blocks", "Blocks that the slab holds."),
+    _node("used_blocks", "gauge", "blocks", "Blocks held."),
+    _node("pinned_blocks", "gauge", "blocks", "Blocks that may not be evicted now."),
+    _node("pending_blocks", "gauge", "blocks", "Blocks being written."),
+    _node("block_bytes", "gauge", "bytes", "Bytes of one block."),
+    _node("slab_bytes", "gauge", "bytes", "Size of the slab."),
+    _node("rss_bytes", "gauge", "bytes", "Resident memory of the agent without its slab."),
+    _node("write_queue_blocks", "gauge", "blocks", "Blocks waiting to be written."),
+    _node("write_queue_bound", "gauge", "blocks", "Bound of the write queue."),
+    _node("owners", "gauge", "owners", "Owners of pins."),
+    _node("lookups_total", "counter", "lookups", "Prefix lookups."),
+    _node("lookup_blocks_total", "counter", "blocks", "Blocks looked up."),
+    _node("lookup_hit_blocks_total", "counter", "blocks", "Blocks looked up and held."),
+    _node("prompt_tokens_total", "counter", "tokens", "Prompt tokens of finished prefill legs."),
+    _node("hit_tokens_total", "counter", "tokens", "Of these, tokens served by device cache or pool."),
+    _node("stored_blocks_total", "counter", "blocks", "Blocks stored."),
+    _node("store_failed_total", "counter", "blocks", "Blocks whose write failed."),
+    _node("store_refused_total", "counter", "blocks", "Blocks for which there was no room."),
+    _node("loaded_blocks_total", "counter", "blocks", "Blocks loaded."),
+    _node("load_failed_total", "counter", "blocks", "Blocks whose read failed; they were recomputed."),
+    _node("evict_attempts_total", "counter", "attempts", "Evictions tried."),
+    _node("starved_by_pins_total", "counter", "attempts", "Evictions that found only pinned blocks."),
+    _node("corrupt_total", "counter", "blocks", "Reads that failed verification."),
+    _node("leases_expired_total", "counter", "leases", "Leases that ran out instead of being released."),
+    _node("moved_bytes_total", "counter", "bytes", "Bytes moved between nodes (shared memory is not moved)."),
+    _node("evicted_wanted_again_total", "counter", "blocks", "Blocks wanted soon after their eviction."),
+    SeriesSpec("pool_evicted_blocks_total", "counter", ("node", "cause"), "blocks", "Blocks that left the pool, by cause."),
+    SeriesSpec("pool_shm_bytes_total", "counter", ("node", "pair"), "bytes", "Bytes stored by the first worker and loaded by the second, through shared memory."),
+    SeriesSpec("pool_shm_seconds_total", "counter", ("node", "pair"), "seconds", "Time that these loads took."),
+)  # fmt: skip
+
+GATEWAY = (
+    _gateway("requests_total", "counter", "requests", "Requests of /v1, whatever came of them."),
+    _gateway("rejected_total", "counter", "requests", "Requests rejected by admission (429)."),
+    _gateway("failed_total", "counter", "requests", "Requests that failed on our side."),
+    _gateway("cancelled_total", "counter", "requests", "Requests whose client went away."),
+    _gateway("client_errors_total", "counter", "requests", "Requests that were wrong (4xx)."),
+    _gateway("in_flight", "gauge", "requests", "Requests being served now."),
+    _gateway("prompt_tokens_total", "counter", "tokens", "Prompt tokens, as tokenised for routing."),
+    _gateway("hit_tokens_total", "counter", "tokens", "Prompt tokens served from a cache, as the prefill legs reported."),
+    _gateway("output_tokens_total", "counter", "tokens", "Tokens generated."),
+    _gateway("tokenizer_mismatch_total", "counter", "requests", "Prompts that the engine counted otherwise than we did."),
+    _gateway("slo_met_total", "counter", "requests", "Requests that met the SLO."),
+    _gateway("slo_missed_total", "counter", "requests", "Requests that did not."),
+    _gateway("decisions_dropped_total", "counter", "records", "Decision records lost because their queue was full."),
+    _gateway("index_blocks", "gauge", "blocks", "Blocks in the prefix index."),
+    _gateway("rss_bytes", "gauge", "bytes", "Resident memory of the gateway."),
+    _gateway("time_to_first_token_seconds", "histogram", "seconds", "TTFT: from the request's arrival to its first output byte."),
+    _gateway("inter_token_latency_seconds", "histogram", "seconds", "TBT: time between two tokens of a stream."),
+    _gateway("queue_seconds", "histogram", "seconds", "Time from arrival to the prefill leg's start."),
+    SeriesSpec("gateway_worker_requests_total", "counter", ("gateway", "worker"), "requests", "Legs sent to the worker."),
+    SeriesSpec("gateway_worker_failures_total", "counter", ("gateway", "worker"), "requests", "Legs that failed there."),
+    SeriesSpec("gateway_worker_queued_tokens", "gauge", ("gateway", "worker"), "tokens", "Prompt tokens sent there and not yet prefilled."),
+)  # fmt: skip
+
+ALL: tuple[SeriesSpec, ...] = (*CONTROLPLANE, *CLUSTER, *POOL, *GATEWAY)
+BY_NAME = {spec.name: spec for spec in ALL}

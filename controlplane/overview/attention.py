@@ -1,0 +1,104 @@
+"""What needs an operator's attention, from what is known now. Pure; time is an argument."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from controlplane.fleet.schemas import Worker
+from controlplane.gateways.schemas import Gateway
+from controlplane.nodes.schemas import Node
+from controlplane.stats.schemas import Attention, Overview
+
+WRITE_QUEUE_ALARM = 0.70
+KV_WAIT_ALARM = 0.15
+REJECTED_ALARM = 0.05
+MAX_LINES = 50
+Severity = Literal["critical", "warn"]
+Finding = tuple[str, Severity, str, str]
+"""(key, severity, text, what it opens); the key stays while the text's numbers move."""
+
+
+@dataclass(slots=True)
+class Since:
+    """Remembers since when each finding holds."""
+
+    _first: dict[str, float] = field(default_factory=dict)
+
+    def lines(self, findings: Iterable[Finding], now: float) -> list[Attention]:
+        """Critical first, then the oldest first."""
+        found = list(findings)[:MAX_LINES]
+        self._first = {key: self._first.get(key, now) for key, *_ in found}
+        lines = [
+            Attention(severity=severity, text=text, since=self._first[key], opens=opens)
+            for key, severity, text, opens in found
+        ]
+        return sorted(lines, key=lambda line: (line.severity != "critical", line.since or now))
+
+
+def findings(
+    nodes: list[Node], workers: list[Worker], gateways: list[Gateway], overview: Overview
+) -> Iterator[Finding]:
+    """Every finding; parts that are lost or failed come first."""
+    yield from _node_findings(nodes)
+    yield from _worker_findings(workers)
+    for gateway in gateways:
+        if gateway.state != "ready":
+            severity: Severity = "critical" if gateway.state == "lost" else "warn"
+            text = (
+                f"gateway {gateway.id} {gateway.state}, no report for {gateway.age_seconds:.0f} s"
+            )
+            yield f"gateway/{gateway.id}", severity, text, f"gateway/{gateway.id}"
+    yield from _service_findings(overview)
+
+
+def _node_findings(nodes: list[Node]) -> Iterator[Finding]:
+    for node in nodes:
+        opens = f"node/{node.id}"
+        if node.state != "ready":
+            severity: Severity = "critical" if node.state == "lost" else "warn"
+            age = node.heartbeat_age_seconds
+            yield (
+                f"{opens}/state",
+                severity,
+                f"{node.id} {node.state}, no heartbeat for {age:.0f} s",
+                opens,
+            )
+            continue
+        if node.write_queue_bound and node.write_queue_blocks is not None:
+            share = node.write_queue_blocks / node.write_queue_bound
+            if share > WRITE_QUEUE_ALARM:
+                text = f"write queue {100 * share:.0f} % full on {node.id}, alarm {100 * WRITE_QUEUE_ALARM:.0f} %"
+                yield f"{opens}/write_queue", "warn", text, opens
+
+
+def _worker_findings(workers: list[Worker]) -> Iterator[Finding]:
+    for worker in workers:
+        opens = f"worker/{worker.id}"
+        if worker.state == "failed":
+            cause = f": {worker.last_error}" if worker.last_error else ""
+            yield opens, "critical", f"worker {worker.id} failed{cause}"[:300], opens
+    for role in ("prefill", "decode"):
+        of_role = [w for w in workers if w.role in {role, "both"}]
+        if of_role and not any(w.state == "ready" for w in of_role):
+            yield f"role/{role}", "critical", f"no {role} worker is ready", "topology"
+
+
+def _service_findings(overview: Overview) -> Iterator[Finding]:
+    ttft, limit = overview.ttft_p95_seconds, overview.slo_max_ttft_seconds
+    if overview.slo_mode != "off" and ttft is not None and limit is not None and ttft > limit:
+        yield "slo/ttft", "warn", f"TTFT P95 {ttft:.2f} s over SLO {limit:.2f} s", "requests/slow"
+    tbt, limit = overview.tbt_p95_seconds, overview.slo_max_tbt_seconds
+    if overview.slo_mode != "off" and tbt is not None and limit is not None and tbt > limit:
+        text = f"TBT P95 {1000 * tbt:.0f} ms over SLO {1000 * limit:.0f} ms"
+        yield "slo/tbt", "warn", text, "requests/slow"
+    if overview.rejected_ratio is not None and overview.rejected_ratio > REJECTED_ALARM:
+        text = f"{100 * overview.rejected_ratio:.1f} % of requests rejected"
+        yield "rejected", "warn", text, "rejections"
+    if overview.kv_wait_ratio is not None and overview.kv_wait_ratio > KV_WAIT_ALARM:
+        text = f"decode waits for KV {100 * overview.kv_wait_ratio:.1f} % of its time, alarm {100 * KV_WAIT_ALARM:.0f} %"
+        yield "kv_wait", "warn", text, "kvwait"
+    if overview.tokenizer_mismatch_total:
+        text = f"{overview.tokenizer_mismatch_total} prompts tokenised otherwise than by the engine"
+        yield "tokenizer", "warn", text, "requests"

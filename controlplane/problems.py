@@ -1,0 +1,147 @@
+"""Framework and validation errors in problem+json: field, value, allowed range, way out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any, get_args
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
+from sqlalchemy.exc import DataError, DBAPIError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from starlette.exceptions import HTTPException
+
+from controlplane.errors import (
+    PROBLEM_TYPE,
+    ApiError,
+    BadRequestError,
+    InvalidError,
+    UnavailableError,
+    problem_json,
+)
+from controlplane.schema_base import Problem
+
+WAY_OUT_OF_STATUS = {
+    404: "The paths of the API are listed at /openapi.json.",
+    405: "The methods of each path are listed at /openapi.json.",
+}
+NOT_JSON = frozenset({"json_invalid", "bytes_invalid_encoding"})
+
+
+def install(app: FastAPI) -> None:
+    """Render every error of the framework, the services and the database as problem+json."""
+
+    @app.exception_handler(HTTPException)
+    async def _http(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        problem = Problem(
+            title=error.detail.lower(),
+            status=error.status_code,
+            detail=f"{error.detail}.",
+            way_out=WAY_OUT_OF_STATUS.get(error.status_code),
+        )
+        return _response(problem, error.headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def _validation(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        return _response(invalid(error.errors()).problem, None)
+
+    @app.exception_handler(ApiError)
+    async def _api(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, ApiError)
+        return _response(error.problem, error.headers)
+
+    async def _database(_request: Request, error: Exception) -> Response:
+        reason = str(getattr(error, "orig", None) or error) or "it did not answer in time"
+        unavailable = UnavailableError(
+            f"The database cannot be used now: {reason.splitlines()[0]}.",
+            way_out="Nothing was changed; try again.",
+        )
+        return _response(unavailable.problem, {"Retry-After": "1"})
+
+    @app.exception_handler(DataError)
+    async def _data(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, DataError)
+        reason = str(error.orig).strip().splitlines()[0]
+        problem = InvalidError(
+            f"The database cannot hold a value of this request: {reason}.",
+            way_out="Shorten it, and leave control characters out.",
+        ).problem
+        return _response(problem, None)
+
+    for kind in (DBAPIError, PoolTimeoutError, asyncio.TimeoutError):
+        app.add_exception_handler(kind, _database)
+
+
+def _response(problem: Problem, headers: Mapping[str, str] | None) -> Response:
+    return Response(
+        problem_json(problem),
+        status_code=problem.status,
+        headers=dict(headers or {}),
+        media_type=PROBLEM_TYPE,
+    )
+
+
+def invalid(
+    errors: Sequence[Mapping[str, Any]],
+    *,
+    prefix: tuple[str | int, ...] = (),
+    model: type[BaseModel] | None = None,
+) -> ApiError:
+    """The first of pydantic's `errors` as an `ApiError`; `model` lets it name the allowed range."""
+    error = errors[0]
+    location = [
+        part for part in (*prefix, *error["loc"]) if part not in {"query", "path", "header"}
+    ]
+    if location and location[0] == "body" and len(location) > 1:
+        location = location[1:]
+    field = ".".join(str(part) for part in location)
+    if error["type"] in NOT_JSON:
+        reason = error.get("ctx", {}).get("error", error["msg"])
+        return BadRequestError(
+            f"The body is not JSON: {reason}.", field="body", way_out="Send one JSON object."
+        )
+    more = f" ({len(errors) - 1} more of this kind follow.)" if len(errors) > 1 else ""
+    missing = error["type"] == "missing"
+    return InvalidError(
+        f"{field}: {error['msg']}.{more}",
+        field=field,
+        value=None if missing else error.get("input"),
+        way_out=_way_out(error, model),
+    )
+
+
+def _way_out(error: Mapping[str, Any], model: type[BaseModel] | None) -> str:
+    if error["type"] == "missing":
+        return "Give it a value."
+    name = str(error["loc"][-1]) if error["loc"] else ""
+    if model is not None:
+        if error["type"] == "extra_forbidden":
+            return f"Known fields: {', '.join(model.model_fields)}."
+        if name in model.model_fields:
+            return f"Allowed: {allowed(model, name)}."
+    expected = error.get("ctx", {}).get("expected")
+    if expected:
+        return f"Allowed: {expected}."
+    if error["type"] == "extra_forbidden":
+        return "Leave it out; /openapi.json lists the known fields."
+    return "See /openapi.json for what is allowed."
+
+
+def allowed(model: type[BaseModel], name: str) -> str:
+    """What a field of `model` may hold, in words: a range, the choices, or its type."""
+    info = model.model_fields[name]
+    low = high = None
+    for item in info.metadata:
+        low = getattr(item, "ge", low)
+        high = getattr(item, "le", high)
+    if low is not None and high is not None:
+        kind = "whole number" if info.annotation is int else "number"
+        return f"a {kind} from {low} to {high}"
+    choices = get_args(info.annotation)
+    if choices:
+        return ", ".join(str(choice) for choice in choices)
+    return "true or false" if info.annotation is bool else "see /openapi.json"
