@@ -2,6 +2,7 @@
 
 from workers.engines.emulated.api import Api
 from workers.engines.emulated.http import Server
+from workers.engines.emulated.pool import AgentPool
 from workers.engines.emulated.text import Prompts
 from workers.engines.emulated.worker import EngineConfig, Worker, WorkerSpec
 
@@ -16,11 +17,16 @@ class Fleet:
         agent_socket: str | None = None,
         weights_version: str = "emulated",
     ) -> None:
-        self._config = config
-        self._agent_socket = agent_socket
-        self._weights_version = weights_version
         prompts = Prompts(config.model_path)
-        self.apis = {spec.worker_id: Api(Worker(spec, config), prompts) for spec in specs}
+        self._pools = {
+            spec.worker_id: AgentPool(agent_socket, spec, config, weights_version)
+            for spec in specs
+            if agent_socket is not None
+        }
+        self.apis = {
+            spec.worker_id: Api(Worker(spec, config, self._pools.get(spec.worker_id)), prompts)
+            for spec in specs
+        }
         self._servers: dict[str, Server] = {}
         self._host = "127.0.0.1"
 
@@ -30,10 +36,14 @@ class Fleet:
             server = Server(api.handle)
             await server.start(host, api.worker.spec.port)
             self._servers[worker_id] = server
+        for pool in self._pools.values():
+            await pool.connect()
 
     async def stop(self) -> None:
         for server in self._servers.values():
             await server.stop()
+        for pool in self._pools.values():
+            await pool.close()
 
     async def stop_worker(self, worker_id: str) -> None:
         """End one worker as if its process had died."""

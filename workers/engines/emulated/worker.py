@@ -52,6 +52,7 @@ class PoolUse:
     loaded_blocks: int = 0
     failed_blocks: int = 0
     stored_blocks: int = 0
+    held_blocks: int = 0  # of the prompt, by the pool, after storing
     loaded_bytes: int = 0
     stored_bytes: int = 0
     wait_seconds: float = 0.0

@@ -1,0 +1,204 @@
+"""The pool traffic of an emulated worker: the real client, slab and agent, small payloads."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from itertools import count
+
+import structlog
+
+from workers.client import AsyncAgentClient, make_hello
+from workers.core.errors import AgentUnavailableError, ProtocolError, RefusedError
+from workers.core.hashing import block_hashes, namespace_digest, root_hash
+from workers.core.ids import BlockHash, load_owner, transfer_owner
+from workers.core.messages import (
+    CompleteStore,
+    Done,
+    KvRole,
+    LegReport,
+    LookupReply,
+    NamespaceSpec,
+    PinPrefix,
+    PreparedLoad,
+    PreparedStore,
+    PrepareLoad,
+    PrepareStore,
+    Release,
+    ReportCorrupt,
+    SlotRef,
+    StoredSlot,
+)
+from workers.engines.emulated.worker import (
+    ENGINE_BLOCK_TOKENS,
+    EngineConfig,
+    PoolUse,
+    Transfer,
+    WorkerSpec,
+)
+from workers.pool.arena import Slab
+
+log = structlog.get_logger(__name__)
+
+PAGE_BYTES = (512, 512)
+"""Of an emulated layer's page: enough to be checked, too little to matter."""
+WAIT_SECONDS = 1.0
+"""How long a decode leg waits for blocks that are being written."""
+_KV_ROLES: dict[str, KvRole] = {
+    "prefill": "kv_producer", "decode": "kv_consumer", "both": "kv_both",
+}  # fmt: skip
+
+
+def emulated_namespace(config: EngineConfig, weights_version: str) -> NamespaceSpec:
+    """Shared by all emulated workers of a model; never by a real engine's."""
+    return NamespaceSpec(
+        model_id=config.model,
+        weights_version=weights_version,
+        kv_dtype="emulated",
+        page_layout="emulated",
+        isa="emulated",
+        page_bytes=PAGE_BYTES,
+        engine_block_tokens=ENGINE_BLOCK_TOKENS,
+        block_tokens=config.block_tokens,
+        tp_size=1,
+        rank_layout="tp1",
+    )
+
+
+class AgentPool:
+    """Implements `worker.Pool`. An agent that is away is a miss, never an error."""
+
+    def __init__(
+        self, address: str, spec: WorkerSpec, config: EngineConfig, weights_version: str
+    ) -> None:
+        namespace = emulated_namespace(config, weights_version)
+        self._worker_id = spec.worker_id
+        self._kv_role = _KV_ROLES[spec.role]
+        self._block_tokens = config.block_tokens
+        self._block_bytes = namespace.block_bytes
+        self._namespace = namespace_digest(namespace)
+        hello = make_hello("worker", spec.worker_id, namespace=namespace, kv_role=self._kv_role)
+        self._client = AsyncAgentClient(address, hello)
+        self._slab: Slab | None = None
+        self._incarnation = 0
+        self._loads = count()
+
+    async def load(self, use: PoolUse, tokens: list[int], salt: str, max_blocks: int) -> None:
+        loop = asyncio.get_running_loop()
+        start = loop.time()
+        most = min(max_blocks, max(len(tokens) - 1, 0) // self._block_tokens)
+        hashes = self._hashes(tokens, salt)[:most]
+        if hashes:
+            await self._quietly(lambda: self._load(use, hashes))
+        use.wait_seconds += loop.time() - start
+
+    async def store(self, use: PoolUse, tokens: list[int], salt: str, transfer: Transfer) -> int:
+        hashes = self._hashes(tokens, salt)
+        if hashes:
+            await self._quietly(lambda: self._store(use, hashes, transfer))
+        return use.held_blocks
+
+    async def report(self, use: PoolUse, transfer: Transfer, device: int, prompt: int) -> None:
+        message = LegReport(
+            transfer_id=transfer.transfer_id,
+            worker_id=self._worker_id,
+            kv_role=self._kv_role,
+            prompt_tokens=prompt,
+            device_hit_tokens=device,
+            pool_hit_tokens=use.hit_tokens,
+            computed_tokens=prompt - device - use.hit_tokens,
+            loaded_blocks=use.loaded_blocks,
+            failed_blocks=use.failed_blocks,
+            stored_blocks=use.stored_blocks,
+            loaded_bytes=use.loaded_bytes,
+            stored_bytes=use.stored_bytes,
+            kv_wait_seconds=use.wait_seconds,
+            kv_wait_by_stage_seconds={"queue": use.wait_seconds},
+        )
+        await self._quietly(lambda: self._client.call(message, Done))
+
+    async def connect(self) -> None:
+        """Bring the namespace to the agent, so that it shows before the first request."""
+        await self._quietly(self._attached)
+
+    async def close(self) -> None:
+        await self._client.close()
+        if self._slab is not None:
+            self._slab.close()
+
+    async def _load(self, use: PoolUse, hashes: list[BlockHash]) -> None:
+        await self._wait_for(hashes)
+        slab = await self._attached()
+        owner = load_owner(self._worker_id, str(next(self._loads)))
+        body = PrepareLoad(owner, self._namespace, list(hashes))
+        prepared = await self._client.call(body, PreparedLoad)
+        try:
+            for key, ref in zip(hashes, prepared.slots, strict=False):
+                data = slab.read_block(ref.slot, ref.generation, key)
+                if data != self._payload(key):
+                    use.failed_blocks += 1
+                    await self._report_corrupt(key, ref)
+                    break
+                use.loaded_blocks += 1
+                use.loaded_bytes += len(data)
+        finally:
+            await self._client.call(Release(owner), Done)
+        use.hit_tokens = use.loaded_blocks * self._block_tokens
+
+    async def _wait_for(self, hashes: list[BlockHash]) -> None:
+        """Until what is being stored of the prefix is readable, within `WAIT_SECONDS`."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + WAIT_SECONDS
+        while True:
+            held: LookupReply = await self._client.lookup(self._namespace, hashes)
+            if not held.num_pending or loop.time() >= deadline:
+                return
+            await asyncio.sleep(0.005)
+
+    async def _store(self, use: PoolUse, hashes: list[BlockHash], transfer: Transfer) -> None:
+        slab = await self._attached()
+        owner = transfer_owner(transfer.transfer_id)
+        body = PrepareStore(owner, self._namespace, b"", list(hashes))
+        prepared = await self._client.call(body, PreparedStore)
+        stored = [
+            StoredSlot(
+                ref.slot,
+                ref.generation,
+                slab.write_block(ref.slot, ref.generation, key, self._payload(key)),
+            )
+            for key, ref in zip(hashes, prepared.slots, strict=False)
+            if ref is not None
+        ]
+        if stored:
+            await self._client.call(CompleteStore(owner, stored), Done)
+        use.stored_bytes = len(stored) * self._block_bytes
+        await self._client.call(PinPrefix(owner, self._namespace, list(hashes)), Done)
+        held = await self._client.lookup(self._namespace, hashes)
+        use.stored_blocks, use.held_blocks = len(stored), held.num_held
+
+    async def _attached(self) -> Slab:
+        """The slab of the agent's present incarnation."""
+        await self._client.lookup(self._namespace, [])
+        welcome = self._client.welcome
+        assert welcome is not None
+        if self._slab is None or self._incarnation != welcome.incarnation:
+            if self._slab is not None:
+                self._slab.close()
+            self._slab = Slab.attach(welcome.slab_path, welcome.slot_bytes, welcome.header_bytes)
+            self._incarnation = welcome.incarnation
+        return self._slab
+
+    async def _report_corrupt(self, key: BlockHash, ref: SlotRef) -> None:
+        body = ReportCorrupt(self._namespace, key, ref.slot, ref.generation, "checksum")
+        await self._client.call(body, Done)
+
+    async def _quietly(self, action: Callable[[], Awaitable[object]]) -> None:
+        try:
+            await action()
+        except (AgentUnavailableError, RefusedError, ProtocolError, OSError) as error:
+            log.warning("pool_unavailable", worker=self._worker_id, error=str(error))
+
+    def _hashes(self, tokens: list[int], salt: str) -> list[BlockHash]:
+        return block_hashes(root_hash(self._namespace, salt or None, None), tokens,
+                            self._block_tokens)  # fmt: skip
+
+    def _payload(self, key: bytes) -> bytes:
+        return (key * (self._block_bytes // len(key) + 1))[: self._block_bytes]
