@@ -56,7 +56,7 @@ def render(status: dict[str, Any]) -> Table | str:
     title = f"{status['cluster']}: {status['state']}, model {status['model']}{emulated}"
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for name in COLUMNS:
-        table.add_column(name, justify="right" if name in RIGHT else "left")
+        table.add_column(name, justify="right" if name in RIGHT else "left", overflow="fold")
     for each in status["components"]:
         has_failed = each["state"] == "failed"
         table.add_row(

@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from workers.supervisor.settings import Settings
 
 POLL_SECONDS = 0.1
+OWN_ERROR = "perilune: "
 LEFTOVER_GRACE_SECONDS = 10.0
 DOWN_SECONDS = 90.0
 """Longer than any stage of an orderly end: after that, processes are killed."""
@@ -166,27 +167,25 @@ async def _supervise(plan: ClusterPlan, progress: Progress) -> None:
 def _follow_start(child: subprocess.Popen[bytes], home: Home, log_file: Path, offset: int) -> None:
     """Pass the background process's lines on until it is ready or gone."""
     progress = make_progress()
+    last = f"it ended without a word; look into {log_file}"
     while True:
         ended = child.poll() is not None
-        with log_file.open("rb") as log:
-            log.seek(offset)
-            chunk = log.read()
-        whole, newline, _ = chunk.rpartition(b"\n")
-        offset += len(whole) + len(newline)
-        lines = whole.decode(errors="replace").splitlines() if newline else []
-        if ended and child.returncode != 0:
-            raise _failure(lines, progress, log_file)
-        for line in lines:
-            progress.say(line)
         state = read_state(home.state_file)
+        lines, offset = _new_lines(log_file, offset)
+        for line in lines:
+            last = line
+            if not line.startswith(OWN_ERROR):  # that one is raised
+                progress.say(line)
+        if ended and child.returncode != 0:
+            raise PeriluneError(last.removeprefix(OWN_ERROR))
         if ended or (state is not None and state.pid == child.pid and state.state == "ready"):
             return
         time.sleep(POLL_SECONDS)
 
 
-def _failure(lines: list[str], progress: Progress, log_file: Path) -> PeriluneError:
-    """The background process's own last line, which our caller prints again as ours."""
-    for line in lines[:-1]:
-        progress.say(line)
-    last = lines[-1] if lines else f"it ended without a word; look into {log_file}"
-    return PeriluneError(last.removeprefix("perilune: "))
+def _new_lines(path: Path, offset: int) -> tuple[list[str], int]:
+    """Whole lines since `offset`, and where to read on."""
+    with path.open("rb") as file:
+        file.seek(offset)
+        whole, newline, _ = file.read().rpartition(b"\n")
+    return whole.decode(errors="replace").splitlines(), offset + len(whole) + len(newline)

@@ -7,6 +7,7 @@ import json
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import httpx2
 
@@ -27,26 +28,33 @@ async def register_cluster(plan: ClusterPlan, token: str, http: httpx2.AsyncClie
         "max_model_len": plan.settings.max_model_len,
         "kv_bytes_per_token": kv_bytes_per_token(plan.model_path, plan.settings.dtype),
     }
-    url = f"{plan.control_plane_url}/api/v1/models/{plan.model.served_name}"
-    if await _call(http, "PUT", url, token, body) is None:
+    api = ControlPlaneApi(plan.control_plane_url, token, http)
+    if await api.call("PUT", f"models/{quote(plan.model.served_name, safe='')}", body) is None:
         return False
-    return await _apply_policies(plan, token, http)
+    return await _apply_policies(plan, api)
 
 
-async def wait_until_routable(plan: ClusterPlan, token: str, http: httpx2.AsyncClient) -> bool:
-    """Wait, bounded, until every gateway acts on a view that holds all workers as ready."""
-    base = f"{plan.control_plane_url}/api/v1"
-    wanted = {each.worker.worker_id for each in plan.workers if each.worker}
+async def wait_until_routable(plan: ClusterPlan, token: str, http: httpx2.AsyncClient) -> str:
+    """Wait, bounded, until every gateway acts on a view that holds all workers as ready.
+
+    Returns what is missing at the end of the wait, or "".
+    """
+    api = ControlPlaneApi(plan.control_plane_url, token, http)
+    missing = "the control plane did not answer"
     try:
         async with asyncio.timeout(ROUTABLE_SECONDS):
             while True:
-                view = await _call(http, "GET", f"{base}/view?after=-1&wait=0", token)
-                gateways = await _call(http, "GET", f"{base}/gateways", token)
-                if view and gateways and _is_routable(view, gateways, wanted, plan):
-                    return True
+                view = await api.call("GET", "view?after=0&wait=0")
+                gateways = await api.call("GET", "gateways")
+                if view is None or gateways is None:
+                    missing = api.last_problem
+                else:
+                    missing = _missing(view, gateways, plan)
+                if not missing:
+                    return ""
                 await asyncio.sleep(POLL_SECONDS)
     except TimeoutError:
-        return False
+        return missing
 
 
 def kv_bytes_per_token(model_path: str, dtype: str) -> int | None:
@@ -62,7 +70,7 @@ def kv_bytes_per_token(model_path: str, dtype: str) -> int | None:
         return None
 
 
-async def _apply_policies(plan: ClusterPlan, token: str, http: httpx2.AsyncClient) -> bool:
+async def _apply_policies(plan: ClusterPlan, api: ControlPlaneApi) -> bool:
     """A field that the file changed since it was applied last is put; others stay as they live."""
     memory = plan.settings.home.run / "applied-policies.json"
     applied = _read_json(memory)
@@ -74,56 +82,69 @@ async def _apply_policies(plan: ClusterPlan, token: str, http: httpx2.AsyncClien
         }
         if not fresh:
             continue
-        url = f"{plan.control_plane_url}/api/v1/policies/{kind}/default"
-        live = await _call(http, "GET", url, token)
+        path = f"policies/{kind}/default"
+        live = await api.call("GET", path)
         if live is None:
             return False
         body = {"spec": {**live["spec"], **fresh}, "reason": "declared file"}
         headers = {"If-Match": f'"{live["revision"]}"'}
-        if await _call(http, "PUT", url, token, body, headers) is None:
+        if await api.call("PUT", path, body, headers) is None:
             return False
         applied[kind] = wanted
         memory.write_text(json.dumps(applied, indent=1))
     return True
 
 
-def _is_routable(view: dict[str, Any], gateways: Any, wanted: set[str], plan: ClusterPlan) -> bool:
+def _missing(view: dict[str, Any], gateways: Any, plan: ClusterPlan) -> str:
     ready = {worker["id"] for worker in view["workers"] if worker["state"] == "ready"}
-    models = {model["id"] for model in view["models"]}
+    wanted = {each.worker.worker_id for each in plan.workers if each.worker}
+    if not wanted <= ready:
+        return f"the control plane does not list {', '.join(sorted(wanted - ready))} as ready"
+    if plan.model.served_name not in {model["id"] for model in view["models"]}:
+        return f"the control plane does not list the model {plan.model.served_name}"
     listed = gateways["items"] if isinstance(gateways, dict) else gateways
     live = [gateway for gateway in listed if gateway["state"] == "ready"]
-    return (
-        wanted <= ready
-        and plan.model.served_name in models
-        and bool(live)
-        and all(gateway["view_revision"] >= view["revision"] for gateway in live)
-    )
+    if not live:
+        return "no gateway reports to the control plane"
+    late = [each["id"] for each in live if each["view_revision"] < view["revision"]]
+    return f"gateway {late[0]} does not act on the newest view" if late else ""
 
 
-async def _call(
-    http: httpx2.AsyncClient,
-    method: str,
-    url: str,
-    token: str,
-    body: dict[str, Any] | None = None,
-    headers: dict[str, str] | None = None,
-) -> Any:
-    """The reply's JSON; None where there was none, or an error."""
-    try:
-        reply = await http.request(
-            method,
-            url,
-            json=body,
-            headers={"Authorization": f"Bearer {token}", **(headers or {})},
-            timeout=CALL_TIMEOUT_SECONDS,
-        )
-    except (httpx2.HTTPError, OSError) as error:
-        log.debug("%s %s: %s", method, url, error)
-        return None
-    if reply.status_code >= httpx2.codes.BAD_REQUEST:
-        log.warning("%s %s: %s %s", method, url, reply.status_code, reply.text[:300])
-        return None
-    return reply.json() if reply.content else {}
+class ControlPlaneApi:
+    """Bounded calls; None stands for no answer or an error, and `last_problem` says which."""
+
+    def __init__(self, url: str, token: str, http: httpx2.AsyncClient) -> None:
+        self._base = f"{url}/api/v1/"
+        self._headers = {"Authorization": f"Bearer {token}"}
+        self._http = http
+        self.last_problem = ""
+
+    async def call(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> Any:
+        """The reply's JSON."""
+        try:
+            reply = await self._http.request(
+                method,
+                self._base + path,
+                json=body,
+                headers={**self._headers, **(headers or {})},
+                timeout=CALL_TIMEOUT_SECONDS,
+            )
+        except (httpx2.HTTPError, OSError) as error:
+            return self._fail(f"{method} {path}: {error}")
+        if reply.status_code >= httpx2.codes.BAD_REQUEST:
+            return self._fail(f"{method} {path}: {reply.status_code} {reply.text[:300]}")
+        return reply.json() if reply.content else {}
+
+    def _fail(self, problem: str) -> None:
+        if problem != self.last_problem:  # calls are repeated: once is enough
+            log.warning("control plane: %s", problem)
+        self.last_problem = problem
 
 
 def _read_json(path: Path) -> dict[str, Any]:

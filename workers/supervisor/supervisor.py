@@ -45,6 +45,7 @@ class Supervisor:
         self._began = time.monotonic()
         self._runners: dict[str, Runner] = {}
         self._ever_ready: set[str] = set()
+        self._shown: dict[str, ProcessState] = {}
         self._guard = Guard([str(path) for path in plan.slab_paths])
         self._failure: StartupError | None = None
 
@@ -140,10 +141,10 @@ class Supervisor:
         await self._until(lambda: self._is_over() or self._all_ready(names))
         if self._is_over():
             return
-        if not await wait_until_routable(self._plan, self._token, http):
+        if missing := await wait_until_routable(self._plan, self._token, http):
+            logs = self._plan.settings.home.logs
             self._failure = StartupError(
-                "all processes are ready, but the gateway does not know the workers. "
-                f"Look into {self._plan.settings.home.log_file('gateway')}"
+                f"all processes run, but requests cannot be served: {missing} (logs: {logs})"
             )
             return
         self._progress.say(f"ready in {time.monotonic() - self._began:.1f} s")
@@ -185,9 +186,11 @@ class Supervisor:
         if process.state is ProcessState.READY:
             self._ever_ready.add(name)
         self._save()
-        self._progress.update(
-            Line(name, process.state.value, runner.seconds_to_ready, self._why(runner))
-        )
+        if self._shown.get(name) is not process.state:  # a new pid is no news to an operator
+            self._shown[name] = process.state
+            self._progress.update(
+                Line(name, process.state.value, runner.seconds_to_ready, self._why(runner))
+            )
         may_fail = self.state == "starting" and name not in self._ever_ready
         if process.state is ProcessState.FAILED and may_fail and process.failures >= START_ATTEMPTS:
             self._failure = StartupError(f"{name} failed because {self._why(runner)}")
