@@ -1,0 +1,39 @@
+"""Off asks nothing, observe says so, enforce rejects with a Retry-After that means something."""
+
+import pytest
+
+from controlplane.core.admission import Predicted, Slo, admit, retry_after
+
+LATE = Predicted(ttft_seconds=2.31, wait_seconds=2.0)
+
+
+@pytest.mark.parametrize(("mode", "admitted", "says"), [
+    ("off", True, False), ("observe", True, True), ("enforce", False, True),
+])  # fmt: skip
+def test_modes(mode: str, admitted: bool, says: bool) -> None:
+    verdict = admit(Slo(mode, max_ttft_seconds=1.0), LATE)  # type: ignore[arg-type]
+    assert verdict.admitted is admitted
+    assert bool(verdict.reason) is says
+    assert (verdict.retry_after_seconds is not None) is not admitted
+
+
+def test_reason_names_value_limit_and_difference() -> None:
+    verdict = admit(Slo("enforce", max_ttft_seconds=0.001), LATE)
+    assert verdict.reason == "predicted TTFT 2310 ms breaks the SLO of 1 ms by 2309 ms"
+    assert verdict.breaks == "ttft"
+
+
+def test_tbt_is_asked_too() -> None:
+    slo = Slo("enforce", max_ttft_seconds=10, max_tbt_seconds=0.05)
+    assert admit(slo, Predicted(0.1, 0.0, tbt_seconds=0.06)).breaks == "tbt"
+    assert admit(slo, Predicted(0.1, 0.0, tbt_seconds=0.04)).admitted
+    assert admit(slo, Predicted(0.1, 0.0, tbt_seconds=None)).admitted
+
+
+@pytest.mark.parametrize(("over", "wait", "longest", "seconds"), [
+    (0.2, 5.0, 30, 1), (4.3, 5.0, 30, 5), (50.0, 60.0, 30, 30), (2.0, 1.0, 30, 30),
+])  # fmt: skip
+def test_retry_after_comes_from_the_queue(
+    over: float, wait: float, longest: int, seconds: int
+) -> None:
+    assert retry_after(over, wait, longest) == seconds

@@ -1,0 +1,100 @@
+"""R31, word by word."""
+
+import pytest
+
+from controlplane.core.routing import (
+    DecodeOption,
+    PrefillOption,
+    TransferCost,
+    decode_candidates,
+    order_by_cost,
+    order_by_turn,
+    order_decode,
+    prefill_candidates,
+    price,
+)
+
+
+class Times:
+    """1 ms a computed token, nothing for cached ones."""
+
+    def predict(self, uncached_tokens: int, cached_tokens: int) -> float:
+        return uncached_tokens / 1000
+
+
+def option(name: str, own: int = 0, queue: float = 0.0, running: int = 0) -> PrefillOption:
+    return PrefillOption(name, f"n-{name}", own, queue, running, Times())
+
+
+TRANSFER = TransferCost(seconds_per_token=0.0001, base_seconds=0.005)
+
+
+class TestPrice:
+    def test_no_transfer_when_nobody_holds_anything(self) -> None:
+        priced = price(option("a"), 1000, 0, 1.25, TRANSFER)
+        assert (priced.used_prefix_tokens, priced.transfer_seconds) == (0, 0.0)
+        assert priced.ttft_seconds == pytest.approx(1.0)
+
+    def test_own_zero_with_best_above_counts_as_above_the_threshold(self) -> None:
+        priced = price(option("a"), 1000, 800, 1.25, TRANSFER)
+        assert priced.used_prefix_tokens == 800
+        assert priced.transfer_seconds == pytest.approx(0.085)
+        assert priced.prefill_seconds == pytest.approx(0.2)
+
+    @pytest.mark.parametrize(("own", "used"), [(640, 640), (639, 800)])
+    def test_threshold_is_best_over_own(self, own: int, used: int) -> None:
+        priced = price(option("a", own), 1000, 800, 1.25, TRANSFER)
+        assert priced.used_prefix_tokens == used
+        transferred = used - own
+        assert priced.transfer_seconds == pytest.approx(
+            TRANSFER.seconds(transferred) if transferred else 0.0
+        )
+
+    def test_without_a_path_the_own_prefix_counts(self) -> None:
+        priced = price(option("a", 100), 1000, 900, 1.25, None)
+        assert (priced.used_prefix_tokens, priced.transfer_seconds) == (100, 0.0)
+
+    def test_queue_is_a_term(self) -> None:
+        priced = price(option("a", queue=0.3), 1000, 0, 1.25, TRANSFER)
+        assert priced.ttft_seconds == pytest.approx(0.3 + 1.0)
+
+
+class TestOrder:
+    def test_the_smallest_sum_wins(self) -> None:
+        near = option("near", own=900, queue=0.9)
+        ordered = order_by_cost([near, option("far", queue=0.0)], 1000, 1.25, TRANSFER)
+        assert [p.option.worker_id for p in ordered] == ["far", "near"]  # 0.295 against 1.0
+        ordered = order_by_cost([near, option("far", queue=0.0)], 1000, 1.25, None)
+        assert [p.option.worker_id for p in ordered] == ["far", "near"]  # even without a path
+        ordered = order_by_cost([option("near", 900, 0.8), option("far")], 1000, 1.25, None)
+        assert [p.option.worker_id for p in ordered] == ["near", "far"]
+
+    def test_equals_go_to_who_runs_less(self) -> None:
+        ordered = order_by_cost([option("a", running=2), option("b", running=1)], 100)
+        assert [p.option.worker_id for p in ordered] == ["b", "a"]
+
+    def test_round_robin_takes_turns_by_id(self) -> None:
+        options = [option("b"), option("a"), option("c", own=99)]
+        first = [order_by_turn(options, 100, turn)[0].option.worker_id for turn in range(4)]
+        assert first == ["a", "b", "c", "a"]
+        assert order_by_turn([], 100, 0) == []
+
+    def test_verdicts_name_the_term(self) -> None:
+        rows = prefill_candidates(order_by_cost([option("a", queue=0.024), option("b")], 1000))
+        assert [row.verdict for row in rows] == ["chosen", "24 ms slower: queue"]
+        rows = prefill_candidates(order_by_cost([option("a")], 1310), broken_slo_seconds=1.0)
+        assert rows[0].verdict == "breaks TTFT SLO by 310 ms"
+
+
+class TestDecode:
+    def test_share_of_the_cap_then_tbt(self) -> None:
+        a = DecodeOption("a", "n", running=4, cap=16, predicted_tbt_seconds=0.02)
+        b = DecodeOption("b", "n", running=2, cap=4, predicted_tbt_seconds=0.01)
+        c = DecodeOption("c", "n", running=4, cap=16, predicted_tbt_seconds=0.01)
+        full = DecodeOption("d", "n", running=4, cap=4)
+        drained = DecodeOption("e", "n", running=0, cap=0)
+        assert [o.worker_id for o in order_decode([a, b, c, full, drained])] == ["c", "a", "b"]
+        verdicts = {o.worker_id: o.verdict for o in decode_candidates([c, full, a], "c")}
+        assert verdicts == {
+            "c": "chosen", "d": "full: 4 of 4 run", "a": "busier: 4 of 16 run",
+        }  # fmt: skip
