@@ -7,7 +7,7 @@ a bucket, so a browser that holds them is sent the open column alone (`Figure.up
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,14 @@ INK: dict[Palette, dict[str, str]] = {
 MAX_TICKS = 8
 TICK_STEPS_SECONDS = (10, 30, 60, 120, 180, 300, 600, 900, 1800, 3600, 7200, 10800, 21600)
 TEXT_IN_CELLS_UP_TO = 16  # columns: beyond it a cell is too narrow for its number
-MARGIN_TOP, MARGIN_BOTTOM = 8, 34
+MARGIN_TOP, MARGIN_BOTTOM = 8, 40
+EVENT_WORDS = {
+    "P": "policy changed",
+    "R": "worker restarted",
+    "D": "drained or resumed",
+    "J": "node joined",
+    "L": "node lost",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +59,21 @@ class Figure:
         return {"closed_key": self.closed_key, "open": self.traces[1]}
 
 
-def figure_of(heatmap: Heatmap, palette: Palette) -> Figure:
-    """Rows from top to bottom as the view model orders them; columns from left to right."""
+def figure_of(
+    heatmap: Heatmap, palette: Palette, events: Mapping[str, str] | None = None
+) -> Figure:
+    """Rows from top to bottom as the view model orders them; columns from left to right.
+
+    `events` are the letters of `viewmodel.marks`, by column key.
+    """
     split = _first_open(heatmap.columns)
     traces = [_trace(heatmap, palette, 0, split)]
     if split < len(heatmap.columns):
         traces.append(_trace(heatmap, palette, split, len(heatmap.columns)))
     layout = _layout(heatmap, palette)
+    happened = _events(heatmap, events or {}, INK[palette]["muted"])
+    layout["shapes"] += [line for line, _ in happened]
+    layout["annotations"] = [letter for _, letter in happened]
     rows = tuple(_row_head(row) for row in heatmap.rows)
     key = hashlib.sha256(repr((traces[0], layout, rows)).encode()).hexdigest()[:16]
     return Figure(key, tuple(traces), layout, rows)
@@ -136,9 +151,54 @@ def _layout(heatmap: Heatmap, palette: Palette) -> Json:
         "yaxis": {**_axis(ink), **_y_ticks(heatmap), "fixedrange": True},
         "hoverlabel": {"bgcolor": ink["panel"], "bordercolor": ink["muted"], "font": {"color": ink["text"]}, "align": "left"},
         "dragmode": "zoom",
+        "shapes": _absent_shapes(heatmap, ink["panel"]),
         "showlegend": False,
         "uirevision": heatmap.name,
     }  # fmt: skip
+
+
+def _absent_shapes(heatmap: Heatmap, colour: str) -> list[Json]:
+    """Blank where a row did not exist yet: the hatch behind a gap would claim that it did."""
+    edges = _edges(heatmap, 0, len(heatmap.columns))
+    shapes: list[Json] = []
+    for place, row in enumerate(heatmap.rows):
+        absent = [i for i, cell in enumerate(row.cells) if cell.state == "absent"]
+        if absent:
+            shapes.append(
+                {
+                    "type": "rect",
+                    "x0": edges[absent[0]],
+                    "x1": edges[absent[-1] + 1],
+                    "y0": place - 0.5,
+                    "y1": place + 0.5,
+                    "fillcolor": colour,
+                    "line": {"width": 0},
+                }
+            )
+    return shapes
+
+
+def _events(heatmap: Heatmap, events: Mapping[str, str], colour: str) -> list[tuple[Json, Json]]:
+    """A thin line and its letter under the axis, the words on hover."""
+    found = []
+    for column in heatmap.columns:
+        letter = events.get(column.key)
+        if letter:
+            at = _middle(column)
+            line = {"type": "line", "x0": at, "x1": at, "yref": "paper", "y0": 0, "y1": 1}
+            words = EVENT_WORDS.get(letter, f"{letter} events")
+            note = {
+                "x": at,
+                "y": 0,
+                "yref": "paper",
+                "yanchor": "top",
+                "yshift": -20,
+                "text": letter,
+                "hovertext": f"{column.label} {words}",
+                "showarrow": False,
+            }
+            found.append(({**line, "line": {"color": colour, "width": 1, "dash": "dot"}}, note))
+    return found
 
 
 def _axis(ink: dict[str, str]) -> Json:
@@ -216,13 +276,21 @@ def verdict_of(heatmap: Heatmap) -> str:
         return heatmap.empty
     if heatmap.verdict:
         return f"{heatmap.verdict[0].upper()}{heatmap.verdict[1:]}."
-    strongest = heatmap.worst(1)
-    if not strongest:
+    first = strongest(heatmap, 1)
+    if not first:
         return "No cell of this window has a value."
-    cell = strongest[0][2]
+    cell = first[0][2]
     if cell.breach:
         return f"Past the alarm: {cell.readout}."
     return f"Nothing is past an alarm. Strongest cell: {cell.readout}."
+
+
+def strongest(heatmap: Heatmap, count: int) -> list[tuple[HeatRow, HeatColumn, Cell]]:
+    """The cells to look at first: by level, then by value in the direction of ink."""
+    sign = 1 if heatmap.scale.low_is_strong else -1
+    cells = heatmap.worst(len(heatmap.rows) * len(heatmap.columns))
+    ordered = sorted(cells, key=lambda item: (-(item[2].level or 0), sign * (item[2].value or 0)))
+    return ordered[:count]
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ class Frame:
     emulated: bool
     mark: Mark
     mark_text: str
+    offset: str
     age_text: str
     age_seconds: float
     figures: tuple[Figure, ...]
@@ -59,13 +60,13 @@ def frame_of(snapshot: Snapshot, viewer: Viewer, cluster: str) -> Frame:
     )
     at = seen.at if seen else None
     clock = numbers.clock(at, viewer.tz)
-    offset = "" if at is None else numbers.offset(at, viewer.tz)
     attention = seen.attention if seen else []
     return Frame(
         cluster=seen.cluster if seen else cluster,
         emulated=snapshot.emulated,
         mark=fresh.mark,
-        mark_text=fresh.stale_text if fresh.is_stale else f"LIVE {clock} {offset}".rstrip(),
+        mark_text=fresh.stale_text if fresh.is_stale else f"LIVE {clock}",
+        offset="" if at is None or fresh.is_stale else numbers.offset(at, viewer.tz),
         age_text="" if fresh.is_stale else fresh.age_text,
         age_seconds=fresh.age_seconds or 0.0,
         figures=figures(seen),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from urllib.parse import quote
 
-from console.viewmodel.table import Column, Row
+from console.viewmodel.table import Column, Row, Table
 
 _ROOT_OF = {
     "node": "/nodes",
@@ -24,6 +24,8 @@ _ROOT_OF = {
 }
 _NUM_NAMES = {"/nodes": 1, "/workers": 1, "/requests": 1, "/transfers": 2, "/policies": 2}
 _LISTED_ON = {"/nodes": "/topology", "/workers": "/topology"}
+_VIEWS = {"/requests": ("live", "slow")}
+"""Views of a list, not names in it."""
 _CACHE_VIEWS = ("hit-rate", "evictions")
 
 
@@ -43,14 +45,21 @@ def page_of(console_path: str) -> str:
     root = _ROOT_OF.get(noun, "")
     if not root or root not in _NUM_NAMES:
         return root
-    if len(names) != _NUM_NAMES[root]:
+    if len(names) != _NUM_NAMES[root] or names[0] in _VIEWS.get(root, ()):
         return _LISTED_ON.get(root, root)
     return root + path(*names)
 
 
-def cell_page(row: Row, column: Column, place: int) -> str:
-    """Where a cell leads: a node's or worker's name to its page, the first cell to the row's."""
+def head_place(table: Table) -> int:
+    """Which column names its row: the first, but for a mark or a time before the name."""
+    leading = table.columns[0].key
+    named = table.columns[1].key if len(table.columns) > 1 else ""
+    return 1 if leading == "chosen" or (leading, named) == ("at", "request") else 0
+
+
+def cell_page(row: Row, column: Column, *, is_head: bool) -> str:
+    """Where a cell leads: a node's or worker's name to its page, a row's name to the row's."""
     name = row.facts.get(column.key)
     if column.key in ("node", "worker") and isinstance(name, str) and name:
         return path(f"{column.key}s", name)
-    return page_of(row.opens) if place == 0 and row.opens else ""
+    return page_of(row.opens) if is_head and row.opens else ""

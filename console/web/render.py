@@ -14,15 +14,17 @@ from console.viewmodel.requests import Bar
 from console.viewmodel.sparkline import sparkline
 
 from .assets import Assets
-from .charts import spark, verdict_of
+from .charts import spark, strongest, verdict_of
 from .frame import NAV, Frame
-from .links import cell_page, page_of, path
+from .links import cell_page, head_place, page_of, path
 from .pages.base import Page
 from .viewer import WINDOWS_SECONDS, Viewer
 from .words import WORDS
 
 TEMPLATES = Path(__file__).parent / "templates"
 THINNEST_BAR = 3.0
+PLAIN_COLUMNS = frozenset({"state", "status", "at", "why"})
+"""Columns whose values say what they are: on a card they stand without their label."""
 
 
 class Renderer:
@@ -44,9 +46,12 @@ class Renderer:
             cell_page=cell_page,
             column_keys=column_keys,
             glyphs=GLYPHS,
+            head_place=head_place,
             nav=NAV,
             page_of=page_of,
+            plain_columns=PLAIN_COLUMNS,
             spark_of=spark,
+            strongest=strongest,
             verdict_of=verdict_of,
             window_after=window_after,
             window_choices=WINDOWS_SECONDS,

@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable
 
-import httpx2
 from fastapi import FastAPI, Request, Response
 
+from console.viewmodel.levels import Palette
 from console.viewmodel.state import Snapshot
 from console.web.assets import Assets
 from console.web.charts import figure_of
 from console.web.frame import Frame, frame_of
+from console.web.inprocess import client_for
 from console.web.pages import figures, policies
 from console.web.pages.base import Context, Memory, Page, read_context
 from console.web.render import Renderer
 from console.web.respond import FOREVER, send
 from console.web.viewer import Viewer, viewer_of
-from controlplane.client import AsyncClient
 from controlplane.client_http import ClientError
 from controlplane.schema_base import Problem
 
@@ -38,23 +38,20 @@ class Website:
         self._renderer = Renderer(self.assets)
         self._memory = Memory()
 
-    def _client(self) -> AsyncClient:
-        """Reads are open to all who reach the pages; no token goes along."""
-        transport = httpx2.ASGITransport(app=self._app, raise_app_exceptions=False)
-        return AsyncClient("http://127.0.0.1", "", transport=transport)
-
     async def page(self, request: Request, load: Load) -> Response:
         """A page, or the page that says why not; its status is the problem's."""
         viewer = viewer_of(request)
         snapshot = Snapshot()
         status = 200
-        async with self._client() as client:
+        async with client_for(self._app, request) as client:
             try:
                 context = await read_context(client, viewer, self._memory)
                 snapshot = context.snapshot
                 page = await load(context)
             except ClientError as error:
                 page, status = _problem_page(error.problem), error.status or 503
+        if "x-part" in request.headers:
+            status = 200  # an update that arrived; what it says is on the page
         frame = frame_of(snapshot, viewer, self._cluster)
         return self._html(request, page, frame, viewer, status)
 
@@ -70,12 +67,13 @@ class Website:
         """A heatmap as plotly.js draws it, or as CSV."""
         query = request.query_params
         try:
-            async with self._client() as client:
+            async with client_for(self._app, request) as client:
                 context = await read_context(client, viewer_of(request), self._memory)
                 if name == "hit-rate":
                     heat = await figures.hit_rate(context, query.get("node", ""))
                 else:
                     heat = await figures.FIGURES[name](context)
+                happened = await figures.events(context, heat)
         except ClientError as error:
             return _problem(request, error.problem)
         if query.get("as") == "csv":
@@ -83,7 +81,8 @@ class Website:
             name = figures.csv_name(context, name)
             reply.headers["Content-Disposition"] = f'attachment; filename="{name}"'
             return reply
-        figure = figure_of(heat, "light" if query.get("theme") == "light" else "dark")
+        palette: Palette = "light" if query.get("theme") == "light" else "dark"
+        figure = figure_of(heat, palette, happened)
         return _json(request, figure.update(query.get("have", "")))
 
     async def check(self, request: Request, kind: str, scope: str) -> Response:
@@ -91,7 +90,7 @@ class Website:
         query = dict(list(request.query_params.items())[:MAX_DRAFT_FIELDS])
         base = query.pop("base", "")
         try:
-            async with self._client() as client:
+            async with client_for(self._app, request) as client:
                 context = await read_context(client, viewer_of(request), self._memory)
                 found = await policies.check_draft(context, kind, scope, query, base)
         except ClientError as error:

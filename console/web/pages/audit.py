@@ -23,4 +23,4 @@ async def audit_page(context: Context) -> Page:
         "filter_error": shown.error,
         "older": viewer.href(cursor=found.next_cursor) if found.next_cursor else "",
     }
-    return Page("audit.html", "Audit", "audit", [("Audit", "")], data, cli="perilune audit")
+    return Page("audit.html", "Audit", "audit", [("Audit", "")], data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,14 +28,13 @@ Crumbs = Sequence[tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """`data` goes to the template; `cli` is the same question asked in a terminal."""
+    """`data` goes to the template; `nav` is the page's place in the navigation."""
 
     template: str
     title: str
     nav: str
     crumbs: Crumbs
     data: Mapping[str, Any] = field(default_factory=dict)
-    cli: str = ""
     has_figure: bool = False
     has_form: bool = False
 
@@ -84,6 +84,20 @@ async def read_context(client: AsyncClient, viewer: Viewer, memory: Memory) -> C
     state = ConsoleState()
     state.load(MONOTONIC_NOW, overview=overview, nodes=nodes, workers=workers)
     return Context(client, viewer, state.snapshot(), memory)
+
+
+async def curl_of(context: Context) -> str:
+    """A request to try, for a gateway and a model that are there; empty while none is."""
+    gateways = await context.client.gateways()
+    models = [worker.model for worker in context.snapshot.workers if worker.model]
+    if not gateways or not models:
+        return ""
+    first = next((g for g in gateways if g.state == "ready"), gateways[0])
+    body = json.dumps({"model": models[0], "messages": [{"role": "user", "content": "Hello"}]})
+    return (
+        f"curl {first.url.rstrip('/')}/v1/chat/completions"
+        f" -H 'Content-Type: application/json' -d '{body}'"
+    )
 
 
 @dataclass(frozen=True, slots=True)

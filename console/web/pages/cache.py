@@ -29,8 +29,7 @@ async def cache_page(context: Context, view: str) -> Page:
     }
     label = dict(CACHE_VIEWS)[view]
     crumbs = [("Cache", "/cache/hit-rate"), (label, "")]
-    cli = f"perilune cache stat --view {view}"
-    return Page("cache.html", label, "cache", crumbs, data, cli=cli, has_figure=True)
+    return Page("cache.html", label, "cache", crumbs, data, has_figure=True)
 
 
 async def transfers_page(context: Context) -> Page:
@@ -47,8 +46,7 @@ async def transfers_page(context: Context) -> Page:
         "next_value": names[(names.index(value) + 1) % len(names)],
     }
     crumbs = [("Transfers", "")]
-    cli = "perilune get transfers --matrix"
-    return Page("transfers.html", "Transfers", "transfers", crumbs, data, cli=cli, has_figure=True)
+    return Page("transfers.html", "Transfers", "transfers", crumbs, data, has_figure=True)
 
 
 async def pair_page(context: Context, source: str, destination: str) -> Page:
@@ -63,12 +61,11 @@ async def pair_page(context: Context, source: str, destination: str) -> Page:
         "row": row,
         "facts": list(zip(table.columns, row.cells, strict=True)) if row else [],
         "empty": "No KV has travelled between these two in this window.",
-        "requests": newest_first(shown, "None of the last requests went this way."),
+        "requests": newest_first(shown, "No recent request went this way."),
     }
     name = f"{source} -> {destination}"
     crumbs = [("Transfers", "/transfers"), (name, "")]
-    cli = f"perilune get transfers --from {source} --to {destination}"
-    return Page("pair.html", name, "transfers", crumbs, data, cli=cli)
+    return Page("pair.html", name, "transfers", crumbs, data)
 
 
 def with_pages(table: Table) -> Table:

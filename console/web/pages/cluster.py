@@ -12,7 +12,7 @@ from controlplane.client_http import ClientError
 from controlplane.schema_base import Problem
 
 from . import figures
-from .base import MAX_ROWS, MONOTONIC_NOW, Context, Page, filtered
+from .base import MAX_ROWS, MONOTONIC_NOW, Context, Page, curl_of, filtered
 
 SPARK_METRICS = (
     "requests,rejected,ttft_p95_seconds,tbt_p95_seconds,queue_p95_seconds,hit_tokens,"
@@ -30,8 +30,7 @@ async def overview_page(context: Context) -> Page:
         "Overview",
         "overview",
         [("Overview", "")],
-        {"view": view},
-        cli="perilune top",
+        {"view": view, "curl": await curl_of(context) if view.empty else ""},
     )
 
 
@@ -55,7 +54,6 @@ async def topology_page(context: Context) -> Page:
         "topology",
         [("Topology", "")],
         data,
-        cli="perilune get nodes",
     )
 
 
@@ -77,8 +75,7 @@ async def node_page(context: Context, node_id: str) -> Page:
         "source": figures.source_of("hit-rate", viewer, node=node_id),
     }
     crumbs = [("Topology", "/topology"), (node_id, "")]
-    cli = f"perilune describe node {node_id}"
-    return Page("node.html", node_id, "topology", crumbs, data, cli=cli, has_figure=True)
+    return Page("node.html", node_id, "topology", crumbs, data, has_figure=True)
 
 
 async def worker_page(context: Context, worker_id: str) -> Page:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from urllib.parse import urlencode
 
-from console.viewmodel import cache, transfers
+from console.viewmodel import cache, marks, transfers
 from console.viewmodel.cache import TimeAxis
 from console.viewmodel.heatmap import Cell, HeatColumn, Heatmap, HeatRow
 from console.viewmodel.history import bucket_for
@@ -19,6 +20,7 @@ from controlplane.stats.schemas import Matrix, SeriesReply
 from .base import Context
 
 NUM_COLUMNS = 90
+MAX_AUDIT_ROWS = 200
 FINEST_STEP_SECONDS = 10
 MATRIX_WINDOW_SECONDS = 300
 EVICTION_METRICS = ",".join(metric for metric, _ in cache.EVICTION_REASONS)
@@ -35,13 +37,9 @@ CSV_NAMES: dict[str, tuple[str, str, str]] = {
 
 async def hit_rate(context: Context, node_id: str = "") -> Heatmap:
     """Node x time; one node's row alone on its own page."""
-    source = f"node:{node_id}" if node_id else "node:*"
+    source = f"node:{node_id}" if node_id else "cluster,node:*"
     series = await _series(context, "prompt_tokens,hit_tokens", source)
     nodes = [n for n in context.snapshot.nodes if not node_id or n.id == node_id]
-    if len(nodes) > 1:
-        total = await _series(context, "prompt_tokens,hit_tokens", "cluster")
-        if (total.start, total.step_seconds) == (series.start, series.step_seconds):
-            series = series.model_copy(update={"series": [*series.series, *total.series]})
     key = context.memory.key("hit-rate", context.viewer, node_id)
     heat = cache.hit_rate(
         series,
@@ -83,6 +81,14 @@ def heat_of(context: Context, matrix: Matrix) -> Heatmap:
 def transfer_value(viewer: Viewer) -> TransferValue:
     """What the matrix shows; anything unknown is P95."""
     return next((value for value in transfers.VALUES if value == viewer.value), "p95")
+
+
+async def events(context: Context, heatmap: Heatmap) -> dict[str, str]:
+    """Column key to its letter: what happened under a figure over time."""
+    if heatmap.axis != "time":
+        return {}
+    found = await context.client.audit(limit=MAX_AUDIT_ROWS)
+    return marks.events_of(heatmap.columns, replace(context.snapshot, audit=tuple(found.items)))
 
 
 Load = Callable[[Context], Awaitable[Heatmap]]

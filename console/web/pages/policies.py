@@ -18,8 +18,7 @@ async def policies_page(context: Context) -> Page:
     """The active revisions."""
     rows = policies.policies(await context.client.policies(), now=context.now, tz=context.viewer.tz)
     crumbs = [("Policies", "")]
-    cli = "perilune policy list"
-    return Page("policies.html", "Policies", "policies", crumbs, {"rows": rows}, cli=cli)
+    return Page("policies.html", "Policies", "policies", crumbs, {"rows": rows})
 
 
 async def policy_page(context: Context, kind: str, scope: str) -> Page:
@@ -42,8 +41,7 @@ async def policy_page(context: Context, kind: str, scope: str) -> Page:
         "diff": _diff(other, active) if other else (),
     }
     crumbs = [("Policies", "/policies"), (name, "")]
-    cli = f"perilune policy show {name}"
-    return Page("policy.html", name, "policies", crumbs, data, cli=cli, has_form=True)
+    return Page("policy.html", name, "policies", crumbs, data, has_form=True)
 
 
 async def check_draft(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from console.viewmodel import numbers, requests
 
-from .base import MAX_ROWS, MAX_ROWS_FILTERED, Context, Page, filtered
+from .base import MAX_ROWS, MAX_ROWS_FILTERED, Context, Page, curl_of, filtered
 from .cluster import newest_first
 
 VIEWS = (("/requests", "Live"), ("/rejections", "Rejections"))
@@ -37,6 +37,7 @@ async def _list_page(context: Context, title: str, *, rejected_only: bool) -> Pa
         "filter_error": shown.error,
         "older": viewer.href(cursor=found.next_cursor) if found.next_cursor else "",
         "views": VIEWS,
+        "curl": "" if found.items or rejected_only else await curl_of(context),
     }
     crumbs = [("Requests", "/requests"), (title, "")] if rejected_only else [(title, "")]
     return Page(
@@ -45,7 +46,6 @@ async def _list_page(context: Context, title: str, *, rejected_only: bool) -> Pa
         "requests",
         crumbs,
         data,
-        cli=f"perilune get {title.lower()}",
     )
 
 
@@ -55,5 +55,4 @@ async def request_page(context: Context, request_id: str) -> Page:
     view = requests.request(decision, now=context.now, tz=context.viewer.tz)
     short = numbers.short_id(request_id)
     crumbs = [("Requests", "/requests"), (short, "")]
-    cli = f"perilune describe request {request_id}"
-    return Page("request.html", f"Request {short}", "requests", crumbs, {"view": view}, cli=cli)
+    return Page("request.html", f"Request {short}", "requests", crumbs, {"view": view})

@@ -6,7 +6,7 @@
 /**
  * @typedef {{ key: string, label: string, href: string }} RowHead
  * @typedef {{ z: (number | null)[][], hovertext: string[][], x: number[] }} Trace
- * @typedef {{ closed_key: string, traces: Trace[], layout: object, rows: RowHead[] }} Drawn
+ * @typedef {{ closed_key: string, traces: Trace[], layout: { shapes: object[] }, rows: RowHead[] }} Drawn
  * @typedef {{ drawn: Drawn | null, etag: string, row: number, column: number, shown: boolean }} Held
  */
 
@@ -58,7 +58,7 @@ async function draw(box) {
 /** @param {HTMLElement} box @param {Held} state @param {Drawn} drawn */
 async function paint(box, state, drawn) {
   const traces = drawn.traces.map((trace) => ({ ...trace }));
-  const layout = { ...drawn.layout, shapes: cursorShapes(state, drawn) };
+  const layout = { ...drawn.layout, shapes: [...drawn.layout.shapes, ...cursorShapes(state, drawn)] };
   // @ts-ignore Plotly is a global of the vendored script
   await Plotly.react(box, traces, layout, CONFIG);
   if (!state.shown) {

@@ -1,7 +1,5 @@
 /** The console's letters on the page. They are off while typing, and can be switched off. */
 
-import { reconnect } from "./live.js";
-
 const SWITCH = "perilune.keys";
 
 /** @param {EventTarget | null} target */
@@ -64,6 +62,13 @@ function walk(step) {
   return next !== undefined;
 }
 
+/** @param {string} text */
+async function copy(text) {
+  const said = document.getElementById("announcer");
+  const done = await navigator.clipboard?.writeText(text).then(() => true, () => false);
+  if (said) said.textContent = done ? "Copied." : "The browser does not allow copying here.";
+}
+
 /** @type {Record<string, () => boolean>} */
 const COMMANDS = {
   "?": () => (openHelp(), true),
@@ -82,6 +87,7 @@ document.addEventListener("keydown", (event) => {
   if (isTyping(event.target) || !keysAreOn() || document.querySelector("dialog[open]")) return undefined;
   const act = COMMANDS[event.key];
   const done = act ? act() : goTo(event.key) || press(event.key);
+  if (!done && event.key === "y") void copy(location.href);
   if (done) event.preventDefault();
   return undefined;
 });
@@ -92,7 +98,7 @@ document.addEventListener("click", (event) => {
   else if (nav?.classList.contains("open") && !target?.closest("#nav")) setDrawer(false);
   if (target?.closest("[data-opens-help]")) openHelp();
   if (target?.closest("[data-closes]")) target.closest("dialog")?.close();
-  if (target?.closest("[data-reconnect]")) reconnect();
+  if (target?.closest("[data-copy]")) void copy(target.closest(".copy")?.querySelector("code")?.textContent ?? "");
 });
 
 const toggle = document.getElementById("keys-on");

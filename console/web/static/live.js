@@ -118,11 +118,6 @@ const stream = new Stream("/api/v1/events", {
   },
 });
 
-export function reconnect() {
-  stream.hurry();
-  schedule(0);
-}
-
 function onVisibility() {
   if (document.hidden) stream.stop();
   else {
@@ -143,6 +138,7 @@ document.addEventListener("click", (event) => {
 });
 
 document.addEventListener("visibilitychange", onVisibility);
+window.addEventListener("online", () => stream.hurry());
 setInterval(drawAge, 500);
 onVisibility();
 announce();

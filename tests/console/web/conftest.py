@@ -27,6 +27,7 @@ from controlplane.decisions.schemas import (
     PrefillCandidate,
 )
 from controlplane.fleet.schemas import Worker, WorkerList
+from controlplane.gateways.schemas import Gateway, GatewayList
 from controlplane.nodes.schemas import Node, NodeList
 from controlplane.policies.schemas import PolicyList, PolicyRevision, SloSpec
 from controlplane.schema_base import Problem, Schema
@@ -55,6 +56,7 @@ class Recorded:
     decisions: list[Decision] = field(default_factory=list)
     audit: list[AuditRow] = field(default_factory=list)
     policies: list[PolicyRevision] = field(default_factory=list)
+    gateways: list[Gateway] = field(default_factory=list)
     matrix: Matrix = field(default_factory=lambda: Matrix(window_seconds=300, pairs=[]))
     series: dict[tuple[str, str], list[float | None]] = field(default_factory=dict)
     at: float = AT
@@ -123,6 +125,10 @@ def api(recorded: Recorded) -> FastAPI:
     async def audit(limit: int = 50) -> Response:
         return _reply(AuditList(items=recorded.audit[:limit]))
 
+    @app.get("/api/v1/gateways")
+    async def gateways() -> Response:
+        return _reply(GatewayList(items=recorded.gateways))
+
     @app.get("/api/v1/events")
     async def events() -> StreamingResponse:
         return StreamingResponse(_ticks(recorded), media_type="text/event-stream")
@@ -169,10 +175,13 @@ def _series(
     found = [
         Series(metric=metric, source=name, values=([None] * num + values)[-num:])
         for (name, metric), values in recorded.series.items()
-        if metric in metrics
-        and (name == source or (source.endswith("*") and name.startswith(source[:-1])))
+        if metric in metrics and any(_matches(name, one) for one in source.split(","))
     ]
     return SeriesReply(start=start, step_seconds=step, series=found)
+
+
+def _matches(name: str, wanted: str) -> bool:
+    return name == wanted or (wanted.endswith("*") and name.startswith(wanted[:-1]))
 
 
 async def _ticks(recorded: Recorded) -> AsyncIterator[str]:
@@ -238,6 +247,19 @@ def worker(name: str, role: str, node_id: str, **changes: Any) -> Worker:
         "age_seconds": 0.4,
     }
     return Worker(**{**fields, **changes})
+
+
+def gateway() -> Gateway:
+    """A gateway that has just reported."""
+    return Gateway(
+        id="g1",
+        url="http://127.0.0.1:8000",
+        pid=4712,
+        state="ready",
+        view_revision=7,
+        last_report_at=MOMENT,
+        age_seconds=0.3,
+    )
 
 
 def decision(number: int, **changes: Any) -> Decision:
@@ -436,7 +458,7 @@ def busy() -> Recorded:
         revision(2, active=True, mode="enforce", max_ttft_ms=2000, max_tbt_ms=50),
     ]
     return Recorded(
-        overview_of(), nodes, workers, decisions, audit, policies,
+        overview_of(), nodes, workers, decisions, audit, policies, [gateway()],
         Matrix(window_seconds=300, pairs=pairs), series,
     )  # fmt: skip
 
