@@ -153,6 +153,8 @@ def used_of(used: float | None, capacity: float | None) -> str:
     whole = known(capacity)
     if whole is None:
         return UNKNOWN
+    if whole == 0:
+        return "0 B"
     part = known(used)
     step = 0
     size = whole

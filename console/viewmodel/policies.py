@@ -153,8 +153,7 @@ def _validate(kind: str, raw: Mapping[str, str]) -> tuple[dict[str, object] | No
         for item in error.errors():
             name = str(item["loc"][0]) if item["loc"] else ""
             info = model.model_fields.get(name)
-            way_out = f"allowed: {allowed(info)}" if info else item["msg"]
-            errors[name] = clean(f"{raw.get(name, '') or 'empty'} does not fit; {way_out}")
+            errors[name] = f"must be {allowed(info)}" if info else clean(item["msg"])
         return None, errors
 
 

@@ -11,17 +11,18 @@ from console.viewmodel.filters import FieldKind
 from console.viewmodel.table import Column, Fact, Row, Table, Text, Tone, cell, clean
 from controlplane.decisions.schemas import Decision, DecodeCandidate, Phase, PrefillCandidate
 
+BAR_WIDTH = 28
 COLUMNS = (
     Column("at", "TIME", 8),
     Column("request", "REQUEST", 8),
-    Column("tenant", "TENANT", 8, drop=3),
+    Column("tenant", "TENANT", 8, drop=4),
     Column("status", "STATUS", 15),
     Column("prompt", "PROMPT", 7, "right"),
     Column("hit", "HIT %", 6, "right"),
     Column("ttft", "TTFT", 9, "right"),
-    Column("tbt", "TBT P95", 9, "right", drop=2),
+    Column("tbt", "TBT P95", 9, "right", drop=3),
     Column("route", "P -> D", 10, grow=True),
-    Column("where", "WHERE THE TIME WENT", 30, drop=4),
+    Column("where", "WHERE THE TIME WENT", BAR_WIDTH, drop=5),
     Column("why", "WHY", 16, grow=True, drop=1),
 )
 FIELDS: dict[str, FieldKind] = {
@@ -37,7 +38,6 @@ FIELDS: dict[str, FieldKind] = {
     "decode": "text",
     "why": "text",
 }
-BAR_WIDTH = 30
 LETTERS = {
     "admitted": "a",
     "queue": "q",

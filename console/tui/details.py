@@ -1,0 +1,168 @@
+"""One thing in full, as lines: for its own screen, the pane beside a list, and plain text."""
+
+from __future__ import annotations
+
+from textwrap import wrap
+
+from rich.style import Style
+
+from console.tui.caps import tone_style
+from console.tui.context import Context
+from console.tui.lines import Line, Span, fit, line, table_lines, toned
+from console.viewmodel import numbers, requests, topology
+from console.viewmodel.audit import change
+from console.viewmodel.policies import show
+from console.viewmodel.requests import Bar, RequestView
+from console.viewmodel.table import Row, Text, Tone, cell, clean
+
+
+def node_lines(context: Context, node_id: str, width: int) -> list[Line]:
+    """A node's fields, then its workers."""
+    rows = topology.describe_node(context.snapshot, node_id, now=context.now, tz=context.tz)
+    if not rows:
+        return [
+            line(toned(f" No node {clean(node_id)} is known any more. Esc goes back.", "muted"))
+        ]
+    lines = [line(toned(f" node {clean(node_id)}", "strong")), *_fields(rows, width), line("")]
+    own = [worker for worker in context.snapshot.workers if worker.node_id == node_id]
+    for worker in own:
+        lines.extend(worker_lines(context, worker.id, width))
+        lines.append(line(""))
+    return lines
+
+
+def worker_lines(context: Context, worker_id: str, width: int) -> list[Line]:
+    """A worker's fields."""
+    worker = next((w for w in context.snapshot.workers if w.id == worker_id), None)
+    if worker is None:
+        return [
+            line(toned(f" No worker {clean(worker_id)} is known any more. Esc goes back.", "muted"))
+        ]
+    started = worker.started_at
+    fields = (
+        ("state", worker.state),
+        ("role", f"{worker.role} on {worker.node_id}, engine {worker.engine}"),
+        ("model", worker.model),
+        ("requests", f"{numbers.count(worker.running)} running, {numbers.count(worker.waiting)} waiting"
+         f", at most {numbers.count(worker.max_concurrent_requests)}"),
+        ("restarts", numbers.count(worker.restarts)),
+        ("started", numbers.UNKNOWN if started is None else numbers.stamp(started, context.server_now, context.tz)),
+        ("memory", f"{numbers.stored_bytes(worker.rss_bytes)} resident, pid {worker.pid or numbers.UNKNOWN}"),
+        ("block", f"{numbers.count(worker.block_tokens)} tokens"),
+        ("namespace", (worker.namespace or numbers.UNKNOWN)[:32]),
+        ("url", worker.url),
+        ("log", worker.log_file or numbers.UNKNOWN),
+        ("last error", worker.last_error or "none"),
+    )  # fmt: skip
+    rows = tuple(Row(name, (Text(name, "muted"), cell(value))) for name, value in fields)
+    return [line(toned(f" worker {clean(worker_id)}", "strong")), *_fields(rows, width)]
+
+
+def audit_lines(context: Context, row_id: str, width: int) -> list[Line]:
+    """One audit row, unshortened."""
+    row = next((r for r in context.snapshot.audit if str(r.id) == row_id), None)
+    if row is None:
+        return [
+            line(toned(f" No audit row {clean(row_id)} is shown any more. Esc goes back.", "muted"))
+        ]
+    fields = (
+        ("time", row.at.astimezone(context.tz).strftime("%Y-%m-%d %H:%M:%S")),
+        ("actor", row.actor),
+        ("verb", row.verb),
+        ("target", row.target),
+        ("change", change(row.before, row.after)),
+        ("reason", row.reason or numbers.NO_TRAFFIC),
+        ("result", row.result),
+        ("request id", row.request_id or numbers.NO_TRAFFIC),
+        ("before", row.before or numbers.NO_TRAFFIC),
+        ("after", row.after or numbers.NO_TRAFFIC),
+    )
+    rows = tuple(Row(name, (Text(name, "muted"), cell(value))) for name, value in fields)
+    return [line(toned(f" audit row {row.id}", "strong")), *_fields(rows, width)]
+
+
+def policy_lines(context: Context, name: str, width: int) -> list[Line]:
+    """The active revision's spec."""
+    kind, _, scope = name.partition("/")
+    found = next((p for p in context.snapshot.policies if (p.kind, p.scope) == (kind, scope)), None)
+    if found is None:
+        return [line(toned(f" No policy {clean(name)} is active. Esc goes back.", "muted"))]
+    since = numbers.stamp(found.created_at, context.server_now, context.tz)
+    head = f" {clean(name)}   r{found.revision} active since {since} by {clean(found.author)}"
+    rows = tuple(
+        Row(key, (Text(key, "muted"), cell(show(value)))) for key, value in found.spec.items()
+    )
+    reason = clean(found.reason) or "no reason given"
+    return [line(toned(head, "strong")), line(toned(f" {reason}", "muted")), *_fields(rows, width)]
+
+
+def request_lines(context: Context, request_id: str, width: int) -> list[Line]:
+    """Waterfall, decision, legs, outcome."""
+    found = next((d for d in context.snapshot.decisions if d.request_id == request_id), None)
+    if found is None:
+        text = (
+            f" Request {clean(request_id)} is not among the last {len(context.snapshot.decisions)}."
+        )
+        return [line(toned(text, "muted"))]
+    view = requests.request(found, now=context.server_now, tz=context.tz)
+    lines = [line(" ", text) for text in view.head]
+    lines.append(line(""))
+    lines.extend(waterfall_lines(view, width, ascii_only=context.caps.ascii_only))
+    lines.append(line(""))
+    lines.append(line(toned(f" {view.context}", "strong")))
+    for table in (view.prefill, view.decode, view.legs):
+        lines.extend(line("  ", *row) for row in table_lines(table, width - 3))
+    lines.append(line(""))
+    lines.append(line(toned(" OUTCOME  ", "strong"), view.outcome))
+    return lines
+
+
+def waterfall_lines(view: RequestView, width: int, *, ascii_only: bool) -> list[Line]:
+    """`queue  41 ms  44.2 ms  ===`: bars on one scale, from arrival to the last phase's end."""
+    if not view.bars:
+        return [line(toned(" No phase has been measured yet.", "muted"))]
+    names = min(20, max(len(bar.name) for bar in view.bars))
+    room = max(10, min(60, width - names - 28))
+    head = f" {'':<{names}}  {'predicted':>10}  {'measured':>10}  0{'':<{max(0, room - len(view.total) - 1)}}{view.total}"
+    lines = [line(toned(head, "muted"))]
+    notes = width - names - 28 - room
+    for bar in view.bars:
+        lines.append(_bar_line(bar, names, room, notes, ascii_only=ascii_only))
+        if bar.note and notes < len(bar.note) + 2:
+            lines.append(line(" " * (names + 27), toned(fit(bar.note, room), "muted")))
+    return lines
+
+
+def _bar_line(bar: Bar, names: int, room: int, notes: int, *, ascii_only: bool) -> Line:
+    tone: Tone = "warn" if bar.slow else "plain"
+    measured = bar.measured + ("!" if bar.slow else "")
+    text = f" {fit(bar.name, names)}  {bar.predicted:>10}  {measured:>10}  "
+    if bar.start is None or bar.end is None:
+        return line(
+            toned(text, tone), toned(bar.note if notes > len(bar.note) + 1 else "", "muted")
+        )
+    start = min(room - 1, int(bar.start * room))
+    length = max(1, min(room - start, round((bar.end - bar.start) * room)))
+    block = ("=" if ascii_only else "█") * length
+    note = f"  {bar.note}" if bar.note and notes >= len(bar.note) + 2 else ""
+    style = tone_style("warn" if bar.slow else "accent")
+    pad = " " * (room - start - length)
+    return (
+        toned(text, tone),
+        Span(" " * start, Style()),
+        Span(block, style),
+        toned(pad + note, "muted"),
+    )
+
+
+def _fields(rows: tuple[Row, ...], width: int) -> list[Line]:
+    """Name and value; long values wrap under themselves."""
+    names = max((len(row.cells[0].text) for row in rows), default=0)
+    room = max(10, width - names - 4)
+    lines: list[Line] = []
+    for row in rows:
+        name, value = row.cells[0], row.cells[1]
+        for place, part in enumerate(wrap(value.text, room) or [""]):
+            label = name.text if place == 0 else ""
+            lines.append(line(toned(f" {label:<{names}}  ", "muted"), Text(part, value.tone)))
+    return lines

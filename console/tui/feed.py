@@ -1,0 +1,179 @@
+"""Keeps a `ConsoleState` up: reads it by REST, then follows the event stream."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Protocol
+
+from console.tui.context import Source
+from console.viewmodel.state import ConsoleState, Part
+from controlplane.client_http import ClientError, StreamState, UnreachableError
+from controlplane.events.schemas import Event
+
+CLUSTER_METRICS = (
+    "requests,rejected,ttft_p95_seconds,tbt_p95_seconds,queue_p95_seconds,prompt_tokens,hit_tokens,"
+    "kv_wait_seconds,decode_seconds,slo_met,slo_missed"
+)
+NODE_METRICS = "prompt_tokens,hit_tokens,evicted_capacity,evicted_corrupt,evicted_failed_write"
+MATRIX_SECONDS = 5.0
+ROWS_SECONDS = 2.0
+SERIES_SECONDS = 10.0
+REFUSED_PAUSE_SECONDS = 10.0
+SNAPSHOT_ROWS = 200
+
+
+class EventSource(Source, Protocol):
+    """A source that also streams events."""
+
+    def events(
+        self,
+        last_event_id: str | None = None,
+        on_state: Callable[[StreamState], None] | None = None,
+    ) -> AsyncIterator[Event]: ...
+
+
+class Feed:
+    """Owner of the connection. `run` ends only when it is cancelled.
+
+    `on_change(parts)` is called in the same loop, after the state has taken something.
+    """
+
+    def __init__(
+        self,
+        source: EventSource,
+        state: ConsoleState,
+        clock: Callable[[], float],
+        on_change: Callable[[frozenset[Part]], None],
+    ) -> None:
+        self.source = source
+        self.state = state
+        self.problem = ""
+        self.retry_at: float | None = None
+        self.connected = False
+        self._clock = clock
+        self._on_change = on_change
+        self._reload = asyncio.Event()
+        self._again = asyncio.Event()
+
+    def reconnect(self) -> None:
+        """Drop the stream and connect at once."""
+        self._again.set()
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._follow())
+            group.create_task(self._load_when_asked())
+            group.create_task(self._poll(self._read_matrix, MATRIX_SECONDS))
+            group.create_task(self._poll(self._read_rows, ROWS_SECONDS))
+            group.create_task(self._poll(self._read_recent_series, SERIES_SECONDS))
+
+    async def _follow(self) -> None:
+        last_event_id: str | None = None
+        while True:
+            self._again.clear()
+            stream = asyncio.create_task(self._stream(last_event_id))
+            again = asyncio.create_task(self._again.wait())
+            try:
+                await asyncio.wait({stream, again}, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                stream.cancel()
+                again.cancel()
+                results = await asyncio.gather(stream, again, return_exceptions=True)
+            refused = results[0]
+            if isinstance(refused, ClientError):
+                self._lost(str(refused), REFUSED_PAUSE_SECONDS)
+                await self._pause(REFUSED_PAUSE_SECONDS)
+            elif isinstance(refused, Exception):
+                raise refused
+
+    async def _pause(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                await self._again.wait()
+        except TimeoutError:
+            return
+
+    async def _stream(self, last_event_id: str | None) -> None:
+        async for event in self.source.events(last_event_id, self._stream_state):
+            parts = self.state.apply(event, self._clock())
+            if "reset" in parts:
+                self._reload.set()
+            elif parts:
+                self._on_change(parts)
+
+    def _stream_state(self, stream: StreamState) -> None:
+        if stream.connected:
+            self.connected, self.problem, self.retry_at = True, "", None
+            self._reload.set()
+            self._on_change(frozenset())
+        else:
+            self._lost(stream.error, stream.retry_in_seconds)
+
+    def _lost(self, reason: str, retry_in: float | None) -> None:
+        self.connected = False
+        self.problem = (
+            f"No answer from the control plane at {self.source.url}: {reason}. "
+            "Traffic is not affected: gateways use the policies they have."
+        )
+        self.retry_at = None if retry_in is None else self._clock() + retry_in
+        self._on_change(frozenset())
+
+    async def _load_when_asked(self) -> None:
+        while True:
+            await self._reload.wait()
+            self._reload.clear()
+            try:
+                await self._load()
+            except ClientError as error:
+                if isinstance(error, UnreachableError):
+                    continue  # the stream notices too, and asks again once it is back
+                self._lost(str(error), None)
+
+    async def _load(self) -> None:
+        """Each answer is taken as it comes: a slow one does not hold the others back."""
+        source, state, clock = self.source, self.state, self._clock
+        state.load(clock(), overview=await source.overview())
+        self._on_change(frozenset({"overview"}))
+        state.load(clock(), nodes=await source.nodes())
+        state.load(clock(), workers=await source.workers())
+        state.load(clock(), policies=await source.policies())
+        self._on_change(frozenset({"nodes", "workers", "policies"}))
+        state.load(clock(), decisions=(await source.decisions(limit=SNAPSHOT_ROWS)).items)
+        state.load(clock(), audit=(await source.audit(limit=SNAPSHOT_ROWS)).items)
+        await self._read_series(900.0)
+        await self._read_matrix()
+        state.load(clock(), gateways=await source.gateways())
+        self._on_change(frozenset({"decisions", "audit", "history", "matrix", "gateways"}))
+
+    async def _poll(self, read: Callable[[], Awaitable[None]], seconds: float) -> None:
+        while True:
+            await asyncio.sleep(seconds)
+            if not self.connected:
+                continue
+            try:
+                await read()
+            except ClientError:
+                continue  # the stream's own state says that the control plane is away
+
+    async def _read_matrix(self) -> None:
+        self.state.load(self._clock(), matrix=await self.source.matrix())
+        self._on_change(frozenset({"matrix"}))
+
+    async def _read_rows(self) -> None:
+        """Rows whose events come only on changes would seem to age."""
+        self.state.load(self._clock(), nodes=await self.source.nodes())
+        self.state.load(self._clock(), workers=await self.source.workers())
+        self._on_change(frozenset({"nodes", "workers"}))
+
+    async def _read_recent_series(self) -> None:
+        """Closed buckets as the server merged them, percentiles included."""
+        await self._read_series(60.0)
+
+    async def _read_series(self, window: float) -> None:
+        source, state = self.source, self.state
+        state.load(
+            self._clock(), series=await source.series(CLUSTER_METRICS, "cluster", window, 10)
+        )
+        state.load(self._clock(), series=await source.series(NODE_METRICS, "node:*", window, 10))

@@ -1,0 +1,206 @@
+"""Lines of styled text: laid out to a width, and drawn by a widget that sends only what changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.cells import cell_len, set_cell_size
+from rich.segment import Segment
+from rich.style import Style
+from textual.geometry import Region
+from textual.strip import Strip
+from textual.widget import Widget
+
+from console.tui.caps import tone_style
+from console.viewmodel.table import Row, Table, Text, Tone
+
+REVERSE = Style(reverse=True)
+STALE = tone_style("stale")
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Text with a style."""
+
+    text: str
+    style: Style = Style()  # noqa: RUF009 - immutable
+
+
+Line = tuple[Span, ...]
+
+
+def line(*parts: str | Text | Span) -> Line:
+    """A line of plain strings, toned texts and spans."""
+    return tuple(_span(part) for part in parts)
+
+
+def _span(part: str | Text | Span) -> Span:
+    if isinstance(part, Span):
+        return part
+    return Span(part) if isinstance(part, str) else Span(part.text, tone_style(part.tone))
+
+
+def toned(text: str, tone: Tone) -> Span:
+    """A span by tone."""
+    return Span(text, tone_style(tone))
+
+
+def reversed_line(spans: Line) -> Line:
+    """The cursor's row: readable without colour."""
+    return tuple(Span(span.text, span.style + REVERSE) for span in spans)
+
+
+def plain_text(spans: Line) -> str:
+    """The characters alone."""
+    return "".join(span.text for span in spans).rstrip()
+
+
+def fit(text: str, width: int, align: str = "left") -> str:
+    """Exactly `width` cells: padded, or cut with a mark. Wide characters count double."""
+    size = cell_len(text)
+    if size > width:
+        return set_cell_size(text, width - 1) + "~" if width > 1 else set_cell_size(text, width)
+    pad = " " * (width - size)
+    return pad + text if align == "right" else text + pad
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Which columns are drawn, how wide, and how far apart."""
+
+    columns: tuple[tuple[int, int], ...]  # (index, width)
+    gap: str = "  "
+
+
+def lay_out(table: Table, width: int) -> Layout:
+    """Columns at their declared width; when that is too much, at what their cells need, then closer
+    together, and then the highest `drop` leaves first. Room that is left goes to those that grow."""
+    needs = [_needed(table, index) for index in range(len(table.columns))]
+    kept = list(range(len(table.columns)))
+    full = {index: max(table.columns[index].width, needs[index]) for index in kept}
+    while True:
+        for sizes, gap in ((full, 2), (dict(enumerate(needs)), 2), (dict(enumerate(needs)), 1)):
+            total = sum(sizes[index] for index in kept) + gap * (len(kept) - 1)
+            if total <= width:
+                return _spread(table, kept, sizes, full, width - total, " " * gap)
+        drop = max((table.columns[index].drop for index in kept), default=0)
+        if drop == 0:
+            sizes = dict(enumerate(needs))
+            return Layout(tuple((index, sizes[index]) for index in kept), " ")
+        kept = [index for index in kept if table.columns[index].drop != drop]
+
+
+def _needed(table: Table, index: int, limit: int = 40) -> int:
+    """What the label and the longest cell take; long free text settles for its declared width."""
+    column = table.columns[index]
+    longest = max((cell_len(row.cells[index].text) for row in table.rows), default=0)
+    return max(cell_len(column.label), min(longest, column.width if column.grow else limit))
+
+
+def _spread(
+    table: Table, kept: list[int], sizes: dict[int, int], full: dict[int, int], spare: int, gap: str
+) -> Layout:
+    widths = {index: sizes[index] for index in kept}
+    for index in kept:
+        extra = min(spare, full[index] - widths[index])
+        widths[index] += extra
+        spare -= extra
+    growing = [index for index in kept if table.columns[index].grow]
+    for place, index in enumerate(growing):
+        share = spare // (len(growing) - place)
+        widths[index] += share
+        spare -= share
+    return Layout(tuple(widths.items()), gap)
+
+
+def header_line(table: Table, width: int) -> Line:
+    """Column labels."""
+    columns, found = table.columns, lay_out(table, width)
+    parts = [fit(columns[index].label, size, columns[index].align) for index, size in found.columns]
+    return (toned(found.gap.join(parts), "muted"),)
+
+
+def row_line(table: Table, row: Row, width: int, found: Layout | None = None) -> Line:
+    """One row's cells. `found` saves working out the layout for every row."""
+    found = found or lay_out(table, width)
+    spans: list[Span] = []
+    for index, size in found.columns:
+        if spans:
+            spans.append(Span(found.gap))
+        text = row.cells[index]
+        spans.append(toned(fit(text.text, size, table.columns[index].align), text.tone))
+    return tuple(spans)
+
+
+def table_lines(table: Table, width: int, limit: int | None = None) -> list[Line]:
+    """Header and rows, or the sentence that says why there are none."""
+    if not table.rows:
+        return [header_line(table, width), (toned(table.empty, "muted"),)]
+    rows = table.rows if limit is None else table.rows[:limit]
+    found = lay_out(table, width)
+    return [header_line(table, width), *(row_line(table, row, width, found) for row in rows)]
+
+
+class LinesView(Widget, can_focus=False):
+    """Draws lines as they are; a changed line is sent, an equal one is not."""
+
+    DEFAULT_CSS = """
+    LinesView { height: auto; width: 1fr; }
+    """
+
+    def __init__(self, view_id: str | None = None) -> None:
+        super().__init__(id=view_id)
+        self._lines: list[Line] = []
+        self._stale = False
+
+    @property
+    def lines(self) -> list[Line]:
+        """What is drawn."""
+        return self._lines
+
+    def show(self, lines: Sequence[Line], *, stale: bool = False) -> None:
+        """Draw these lines instead; stale ones lose their colours."""
+        old, self._lines = self._lines, list(lines)
+        if stale != self._stale:
+            self._stale = stale
+            self.refresh()
+        if (
+            len(old) != len(self._lines)
+            and self.styles.height is not None
+            and self.styles.height.is_auto
+        ):
+            self.refresh(layout=True)
+            return
+        width = self.size.width
+        changed = [
+            Region(0, y, width, 1)
+            for y in range(max(len(old), len(self._lines)))
+            if _at(old, y) != _at(self._lines, y)
+        ]
+        if changed and width:
+            self.refresh(*changed)
+
+    def get_content_height(self, container: object, viewport: object, width: int) -> int:
+        """As many rows as lines."""
+        return len(self._lines)
+
+    def render_line(self, y: int) -> Strip:
+        """One line, cut or padded to the width."""
+        width = self.size.width
+        spans = _at(self._lines, y)
+        style = STALE if self._stale else None
+        segments = [
+            Segment(span.text, span.style if style is None else _faded(span.style))
+            for span in spans
+        ]
+        return Strip(segments).adjust_cell_length(width, Style())
+
+
+def _faded(style: Style) -> Style:
+    """Values keep, colours leave."""
+    return STALE + REVERSE if style.reverse else STALE
+
+
+def _at(lines: Sequence[Line], y: int) -> Line:
+    return lines[y] if 0 <= y < len(lines) else ()

@@ -1,0 +1,86 @@
+"""Topology: nodes and workers, pairings."""
+
+from __future__ import annotations
+
+from textual.app import ComposeResult
+from textual.containers import Horizontal, Vertical
+
+from console.tui import details
+from console.tui.context import Context
+from console.tui.frame import COMPACT_HEIGHT, DETAIL_WIDTH, WIDE_WIDTH
+from console.tui.lines import LinesView, line, table_lines, toned
+from console.tui.pages.base import Page
+from console.tui.widgets.rows import RowsView
+from console.viewmodel import topology
+from console.viewmodel.table import Table
+
+
+class TopologyPage(Page):
+    """A lost or returned node keeps its one row."""
+
+    DEFAULT_CSS = f"""
+    TopologyPage #detail {{ width: {DETAIL_WIDTH}; height: 1fr; padding-left: 1; }}
+    TopologyPage #main {{ width: 1fr; height: 1fr; }}
+    """
+    noun = "topology"
+    title = "Topology"
+    fields = topology.FIELDS
+    views = ("nodes", "workers", "pairings")
+    url = "/topology"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rows = RowsView()
+        self._below = LinesView()
+        self._detail = LinesView("detail")
+        self._shown: Context | None = None
+
+    def compose(self) -> ComposeResult:
+        """The list, pairings below, the row at the cursor beside."""
+        with Horizontal():
+            with Vertical(id="main"):
+                yield self._rows
+                yield self._below
+            yield self._detail
+
+    def rows_view(self) -> RowsView:
+        """The list."""
+        return self._rows
+
+    def show_context(self, context: Context) -> None:
+        """Draw the view; a row's own age greys it, whatever the others do."""
+        self._shown = context
+        table = Table((), (), context.loading) if context.loading else self._table(context)
+        self._rows.set_table(self.filtered.apply(table), stale=context.stale)
+        roomy = context.height >= COMPACT_HEIGHT and self.view == "nodes" and not context.loading
+        self._below.display = roomy
+        if roomy:
+            pairs = topology.pairings(context.snapshot.decisions, now=context.server_now)
+            width = context.width - (DETAIL_WIDTH if context.width >= WIDE_WIDTH else 0)
+            head = [line(""), line(toned(" PAIRINGS, last 5 min", "strong"))]
+            self._below.show([*head, *table_lines(pairs, width - 1, 8)], stale=context.stale)
+        self.show_detail()
+
+    def show_detail(self) -> None:
+        """The pane that follows the cursor on wide screens."""
+        context = self._shown
+        wide = context is not None and context.width >= WIDE_WIDTH
+        self._detail.display = wide
+        row = self._rows.cursor
+        if context is None or not wide or row is None or self.view == "pairings":
+            self._detail.show([])
+            return
+        noun, _, name = row.opens.partition("/")
+        draw = details.worker_lines if noun == "worker" else details.node_lines
+        self._detail.show(draw(context, name, DETAIL_WIDTH - 1), stale=context.stale)
+
+    def on_rows_view_moved(self) -> None:
+        """Keep the pane with the cursor."""
+        self.show_detail()
+
+    def _table(self, context: Context) -> Table:
+        if self.view == "workers":
+            return topology.workers(context.snapshot)
+        if self.view == "pairings":
+            return topology.pairings(context.snapshot.decisions, now=context.server_now)
+        return topology.nodes(context.snapshot, now=context.now)

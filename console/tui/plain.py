@@ -1,0 +1,119 @@
+"""The same screens as lines of text: for pipes, cron, TERM=dumb and screen readers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from console.tui import details, frame
+from console.tui.context import Context
+from console.tui.lines import Line, header_line, line, plain_text, row_line, table_lines
+from console.tui.pages.overview import evictions_of, hit_rate_of, matrix_of, service_lines
+from console.tui.widgets.heatmap import worst_table
+from console.viewmodel import audit, cache, policies, requests, topology, transfers
+from console.viewmodel.heatmap import Heatmap
+from console.viewmodel.overview import overview
+from console.viewmodel.table import Table
+
+WORST_CELLS = 10
+
+
+def screen_text(context: Context, noun: str, name: str = "", actor: str = "") -> str:
+    """Header, then one screen; figures become tables of their worst cells."""
+    lines = frame.header(context, context.width, actor)
+    if context.loading:
+        lines.append(line(context.loading))
+    elif noun in _DETAILS:
+        lines.extend(_DETAILS[noun](context, name, context.width))
+    else:
+        lines.extend(_SCREENS[noun](context))
+    return "\n".join(plain_text(one) for one in lines)
+
+
+def screens() -> tuple[str, ...]:
+    """What can be asked for."""
+    return tuple(_SCREENS)
+
+
+def _table(context: Context, title: str, table: Table) -> list[Line]:
+    lines = [line(""), line(f" {title}")]
+    if not table.rows:
+        return [*lines, line(f" {table.empty}")]
+    width = context.width - 1
+    rows = [row_line(table, row, width) for row in table.rows]
+    return [*lines, line(" ", *header_line(table, width)), *(line(" ", *row) for row in rows)]
+
+
+def _figure(context: Context, heatmap: Heatmap) -> list[Line]:
+    lines = _table(
+        context, f"{heatmap.title}; worst {WORST_CELLS}", worst_table(heatmap, WORST_CELLS)
+    )
+    return [*lines, line(f" {heatmap.verdict}")] if heatmap.verdict else lines
+
+
+def _overview(context: Context) -> list[Line]:
+    view = overview(context.snapshot, context.history, now=context.server_now, tz=context.tz)
+    lines = [line(""), *service_lines(context, view, context.width)]
+    lines.extend(table_lines(view.attention, context.width - 1))
+    lines.append(line(""))
+    lines.extend(table_lines(view.changes, context.width - 1))
+    return lines
+
+
+def _topology(context: Context) -> list[Line]:
+    pairs = topology.pairings(context.snapshot.decisions, now=context.server_now)
+    return [
+        *_table(context, "NODES", topology.nodes(context.snapshot, now=context.now)),
+        *_table(context, "WORKERS", topology.workers(context.snapshot)),
+        *_table(context, "PAIRINGS, last 5 min", pairs),
+    ]
+
+
+def _cache(context: Context) -> list[Line]:
+    return [
+        *_figure(context, hit_rate_of(context, 90)),
+        *_figure(context, evictions_of(context, 90)),
+        *_table(context, "POOL", cache.tiers(context.snapshot.nodes)),
+    ]
+
+
+def _transfers(context: Context) -> list[Line]:
+    heatmap = matrix_of(context)
+    lines = _table(context, heatmap.title, transfers.pair_table(context.snapshot.matrix))
+    return [*lines, line(f" {heatmap.verdict}")] if heatmap.verdict else lines
+
+
+def _requests(context: Context) -> list[Line]:
+    table = requests.requests(context.snapshot.decisions, now=context.server_now, tz=context.tz)
+    return _table(context, "REQUESTS, newest last", table)
+
+
+def _policies(context: Context) -> list[Line]:
+    found = context.snapshot.policies
+    table = policies.policies(found, now=context.server_now, tz=context.tz)
+    lines = _table(context, "POLICIES", table)
+    for policy in found:
+        name = f"{policy.kind}/{policy.scope}"
+        lines.extend([line(""), *details.policy_lines(context, name, context.width)])
+    return lines
+
+
+def _audit(context: Context) -> list[Line]:
+    table = audit.audit(context.snapshot.audit, now=context.server_now, tz=context.tz)
+    return _table(context, "AUDIT, newest first", table)
+
+
+_SCREENS: dict[str, Callable[[Context], list[Line]]] = {
+    "overview": _overview,
+    "topology": _topology,
+    "cache": _cache,
+    "transfers": _transfers,
+    "requests": _requests,
+    "policies": _policies,
+    "audit": _audit,
+}
+_DETAILS: dict[str, Callable[[Context, str, int], list[Line]]] = {
+    "node": details.node_lines,
+    "worker": details.worker_lines,
+    "request": details.request_lines,
+    "policy": details.policy_lines,
+}

@@ -1,0 +1,168 @@
+"""Starts the console that fits what it is started on."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import select
+import shutil
+import sys
+from datetime import UTC, datetime
+from time import monotonic
+
+from console.tui.caps import Caps, is_utf8
+from console.tui.context import Context
+from console.tui.feed import CLUSTER_METRICS, NODE_METRICS, SNAPSHOT_ROWS
+from console.tui.localtime import LocalZone
+from console.tui.plain import screen_text, screens
+from console.viewmodel.freshness import freshness
+from console.viewmodel.overview import headline, overview
+from console.viewmodel.state import ConsoleState
+from controlplane.client import AsyncClient, Client, ClientError, find_token
+from workers.core.errors import ConfigError
+
+SPOKEN_SECONDS = 5.0
+MIN_COLUMNS = 40
+
+
+def console(url: str | None, *, plain: bool, ascii_only: bool, light: bool, screen: str) -> int:
+    """The exit code. Raises `ConfigError` for a screen that does not exist."""
+    noun, _, name = screen.partition("/")
+    if noun not in screens() and not name:
+        raise ConfigError("--screen", screen, "no such screen", f"One of: {', '.join(screens())}.")
+    if not is_terminal():
+        return print_once(url, noun, name)
+    if plain:
+        return speak(url, noun, name)
+    return full_screen(url, ascii_only=ascii_only, light=light, screen=screen)
+
+
+def is_terminal() -> bool:
+    """A person at a screen that can be addressed; the toolkit draws on stderr."""
+    dumb = os.environ.get("TERM", "") in ("", "dumb")
+    return not dumb and all(stream.isatty() for stream in (sys.stdin, sys.stdout, sys.stderr))
+
+
+def actor_name() -> str:
+    """Who the audit trail says it was."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return "operator"
+
+
+def full_screen(url: str | None, *, ascii_only: bool, light: bool, screen: str) -> int:
+    """The app, until it is quit."""
+    from console.tui.app import ConsoleApp  # noqa: PLC0415 - plain text must not pay for the toolkit
+
+    token = find_token()
+    client = AsyncClient(url, token, actor=actor_name())
+    app = ConsoleApp(
+        client,
+        clock=monotonic,
+        can_act=token is not None,
+        actor=actor_name(),
+        ascii_only=ascii_only,
+        light=light,
+        start=screen,
+    )
+    app.run()
+    return app.return_code or 0
+
+
+def print_once(url: str | None, noun: str, name: str = "") -> int:
+    """One screen on stdout."""
+    with Client(url) as client:
+        print(screen_text(read_context(client), noun, name, actor_name()))  # noqa: T201 - this is the product
+    return 0
+
+
+def top(url: str | None, *, as_json: bool) -> int:
+    """Overview once."""
+    if not as_json:
+        return print_once(url, "overview")
+    with Client(url) as client:
+        print(client.overview().model_dump_json())  # noqa: T201 - this is the product
+    return 0
+
+
+def read_context(client: Client) -> Context:
+    """Everything by REST, as of now. Raises `ClientError`."""
+    state = ConsoleState()
+    state.load(
+        monotonic(),
+        overview=client.overview(),
+        nodes=client.nodes(),
+        workers=client.workers(),
+        gateways=client.gateways(),
+        policies=client.policies(),
+        decisions=client.decisions(limit=SNAPSHOT_ROWS).items,
+        audit=client.audit(limit=SNAPSHOT_ROWS).items,
+        matrix=client.matrix(),
+        series=client.series(CLUSTER_METRICS, "cluster"),
+    )
+    state.load(monotonic(), series=client.series(NODE_METRICS, "node:*"))
+    snapshot = state.snapshot()
+    now = monotonic()
+    size = shutil.get_terminal_size((120, 40))
+    age = snapshot.overview.sample_age_seconds if snapshot.overview else None
+    return Context(
+        snapshot=snapshot,
+        history=state.history,
+        now=now,
+        server_now=snapshot.server_now(now) or datetime.now(UTC).timestamp(),
+        tz=LocalZone(),
+        fresh=freshness(now=now, received=snapshot.received, sample_age=age),
+        caps=Caps("none", ascii_only=not is_utf8(os.environ)),
+        can_act=find_token() is not None,
+        width=max(MIN_COLUMNS, size.columns),
+        height=size.lines,
+    )
+
+
+def speak(url: str | None, noun: str, name: str) -> int:
+    """Screens on request; in between, one line when what needs attention changes."""
+    keys = {str(i): s for i, s in zip((1, 2, 3, 4, 6, 7), screens(), strict=False)}
+    said = ""
+    with Client(url) as client:
+        print_screen(client, noun, name)
+        print("Type a screen's name or number and Enter; q quits.")  # noqa: T201 - this is the product
+        while True:
+            ready = select.select([sys.stdin], [], [], SPOKEN_SECONDS)[0]
+            if ready:
+                typed = sys.stdin.readline()
+                wanted = keys.get(typed.strip(), typed.strip().lstrip(":"))
+                if not typed or wanted in ("q", "quit"):
+                    return 0
+                noun, _, name = (wanted or noun).partition("/")
+                print_screen(client, noun, name)
+                continue
+            said = say_changes(client, said)
+
+
+def print_screen(client: Client, noun: str, name: str) -> None:
+    """One screen, or why it cannot be had."""
+    try:
+        text = screen_text(read_context(client), noun, name, actor_name())
+    except KeyError:
+        text = f'"{noun}" is not available: {", ".join(screens())}.'
+    except ClientError as error:
+        text = str(error)
+    print(text, flush=True)  # noqa: T201 - this is the product
+
+
+def say_changes(client: Client, said: str) -> str:
+    """Prints one line when the alarms differ from what was said last."""
+    try:
+        context = read_context(client)
+    except ClientError as error:
+        line = str(error)
+    else:
+        view = overview(context.snapshot, context.history, now=context.server_now, tz=context.tz)
+        worst = context.snapshot.overview.attention[:1] if context.snapshot.overview else []
+        line = "; ".join(
+            [headline(view) or "nothing needs attention", *(item.text for item in worst)]
+        )
+    if line != said:
+        print(line, flush=True)  # noqa: T201 - this is the product
+    return line
