@@ -78,6 +78,16 @@ async def eventually(check: Callable[[], Any], what: str = "") -> Any:
         await asyncio.sleep(0.01)
 
 
+@pytest.fixture(name="eventually")
+def eventually_fixture() -> Callable[..., Awaitable[Any]]:
+    return eventually
+
+
+@pytest.fixture(name="make_tokenizer")
+def make_tokenizer_fixture() -> Callable[..., Path]:
+    return make_tokenizer
+
+
 class FakeControlPlane:
     """Serves the view and takes reports; checks both against the published schemas."""
 
