@@ -139,7 +139,7 @@ class Gateway:
         self._get(request, path)
 
     def _get(self, request: Request, path: bytes) -> None:
-        known = {b"/v1/models", b"/health", b"/metrics", *_GENERATE}
+        known = {b"/v1/models", b"/health", b"/livez", b"/metrics", *_GENERATE}
         if path not in known and not path.startswith(b"/v1/models/"):
             message = f"{path.decode('latin-1')} is not served here; see /v1/models"
             raise AnswerError(404, message, "not_found")
@@ -151,6 +151,8 @@ class Gateway:
         if path == b"/health":
             status, body = self._health()
             client.respond(status, body)
+        elif path == b"/livez":  # this process answers, whatever its workers do
+            client.respond(200, b'{"status":"ok"}')
         elif path == b"/metrics":
             client.respond(200, render(self.export_stats(), self._extra()), CONTENT_TYPE)
         else:

@@ -124,7 +124,7 @@ def _gateway(settings: Settings, ports: Ports, control_plane_url: str, url: str)
             "--agent", f"unix:{home.agent_socket(NODE_ID)}",
         ),
         environment=_environment(settings),
-        probe=f"{url}/health",
+        probe=f"{url}/livez",
         url=url,
         log_file=home.log_file("gateway"),
         after=("control-plane",),
