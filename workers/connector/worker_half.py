@@ -165,12 +165,17 @@ class WorkerHalf:
 
     def store(self, orders: StepOrders) -> None:
         """After the forward pass: copy what it finished into the slab."""
+        if self._session is None:
+            return
         for order in orders.stores:
             if (order.request_id, order.attempt) in self._poisoned:
                 continue
             began = time.perf_counter()
             result = StoreResult(order.request_id)
             self._store_run(order, result)
+            if not order.owner.startswith("transfer:"):
+                # No leg waits for these blocks: the writing goes on without pins.
+                self._session.post(Release(order.owner))
             self._results.stores.append(result)
             self._count("stored_blocks", result.stored_blocks)
             self._count("stored_bytes", result.stored_bytes)
@@ -239,9 +244,6 @@ class WorkerHalf:
     def _complete(self, message: CompleteStore) -> bool:
         assert self._session is not None
         reply = self._session.call(message, Done, self._settings.store_timeout_seconds)
-        if message.owner.startswith("store:"):
-            # Pins of blocks that no transfer waits for end with their writing.
-            self._session.post(Release(message.owner))
         return reply is not None
 
     # --- results ------------------------------------------------------------------------------

@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 from workers.connector.layout import PagedKv
 from workers.connector.metadata import PageTarget

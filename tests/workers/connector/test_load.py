@@ -1,8 +1,7 @@
 from __future__ import annotations
 
 import pytest
-
-torch = pytest.importorskip("torch")
+import torch
 
 from workers.connector.layout import PagedKv
 from workers.connector.load import Load, LoadBatch, layer_groups
@@ -17,9 +16,7 @@ class Memory:
     incarnation = 5
 
     def __init__(self, block_bytes):
-        self.slots = [
-            torch.full((block_bytes,), slot + 1, dtype=torch.uint8) for slot in range(8)
-        ]
+        self.slots = [torch.full((block_bytes,), slot + 1, dtype=torch.uint8) for slot in range(8)]
         self.generations = [100 + slot for slot in range(8)]
         self.broken = {}
 
