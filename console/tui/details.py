@@ -105,7 +105,7 @@ def request_lines(context: Context, request_id: str, width: int) -> list[Line]:
         )
         return [line(toned(text, "muted"))]
     view = requests.request(found, now=context.server_now, tz=context.tz)
-    lines = [line(" ", text) for text in view.head]
+    lines = [part for text in view.head for part in _wrapped(" ", text, width)]
     lines.append(line(""))
     lines.extend(waterfall_lines(view, width, ascii_only=context.caps.ascii_only))
     lines.append(line(""))
@@ -113,8 +113,18 @@ def request_lines(context: Context, request_id: str, width: int) -> list[Line]:
     for table in (view.prefill, view.decode, view.legs):
         lines.extend(line("  ", *row) for row in table_lines(table, width - 3))
     lines.append(line(""))
-    lines.append(line(toned(" OUTCOME  ", "strong"), view.outcome))
+    lines.extend(_wrapped(" OUTCOME  ", view.outcome, width))
     return lines
+
+
+def _wrapped(lead: str, text: Text, width: int) -> list[Line]:
+    """A long sentence under its own start."""
+    parts = wrap(text.text, max(10, width - len(lead) - 1)) or [""]
+    leads = [lead, *([" " * len(lead)] * (len(parts) - 1))]
+    return [
+        line(toned(head, "strong"), Text(part, text.tone))
+        for head, part in zip(leads, parts, strict=True)
+    ]
 
 
 def waterfall_lines(view: RequestView, width: int, *, ascii_only: bool) -> list[Line]:

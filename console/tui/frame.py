@@ -31,7 +31,7 @@ def _first(context: Context, width: int, actor: str) -> Line:
     name = clean(seen.cluster) if seen else "perilune"
     spans = [Span(f" {name}", tone_style("strong"))]
     if context.snapshot.emulated:
-        spans.append(Span(" EMULATED", tone_style("warn") + REVERSE))
+        spans.extend((Span(" "), Span("EMULATED", tone_style("warn") + REVERSE)))
     spans.append(Span("  "))
     spans.extend(_mark(context))
     role = f"operator {clean(actor)}" if context.can_act else "viewer"

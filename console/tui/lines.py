@@ -47,8 +47,8 @@ def toned(text: str, tone: Tone) -> Span:
 
 
 def reversed_line(spans: Line) -> Line:
-    """The cursor's row: readable without colour."""
-    return tuple(Span(span.text, span.style + REVERSE) for span in spans)
+    """The cursor's row: one bar, readable without colour."""
+    return tuple(Span(span.text, Style(reverse=True, bold=span.style.bold)) for span in spans)
 
 
 def plain_text(spans: Line) -> str:

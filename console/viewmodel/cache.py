@@ -67,7 +67,7 @@ def hit_rate(
     return Heatmap(
         name="hit_rate",
         title=f"local hit rate, % of prompt tokens requested; {numbers.window(_step(series, axis))} columns,"
-        f" {numbers.window(axis.window_seconds)} to {numbers.clock(axis.now, axis.tz)}",
+        f" {numbers.window(axis.window_seconds)} to {_end(columns, axis)}",
         axis="time",
         rows=tuple(rows),
         columns=columns,
@@ -157,7 +157,7 @@ def evictions(
     return Heatmap(
         name="evictions",
         title=f"evictions, blocks/s by reason; {numbers.window(axis.window_seconds)}"
-        f" to {numbers.clock(axis.now, axis.tz)}",
+        f" to {_end(columns, axis)}",
         axis="time",
         rows=rows,
         columns=columns,
@@ -289,6 +289,11 @@ def _cut(series: SeriesReply, axis: TimeAxis) -> tuple[tuple[HeatColumn, ...], V
         for s in wide.series
     }
     return columns, values
+
+
+def _end(columns: Sequence[HeatColumn], axis: TimeAxis) -> str:
+    """Where the closed columns end: it changes once a bucket, not each second."""
+    return numbers.clock(columns[-1].start if columns else axis.now, axis.tz)
 
 
 def _step(series: SeriesReply, axis: TimeAxis) -> float:

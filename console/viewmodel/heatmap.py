@@ -99,7 +99,8 @@ class Heatmap:
             for column, cell in zip(self.columns, row.cells, strict=True)
             if cell.level is not None
         ]
-        cells.sort(key=lambda item: (-(item[2].level or 0), item[0].key, item[1].key))
+        sign = 1.0 if self.scale.low_is_strong else -1.0
+        cells.sort(key=lambda item: (sign * (item[2].value or 0.0), item[0].key, item[1].key))
         return tuple(cells[:count])
 
     def to_json(self) -> dict[str, object]:

@@ -76,6 +76,7 @@ class CachePage(Page):
             self._rows.set_table(self.filtered.apply(tiers), stale=context.stale)
             return
         first, second = self._both(context)
+        self._figure.max_rows = max(4, context.height - (24 if roomy else 10))
         self._figure.set_heatmap(first, context.caps, stale=context.stale)
         self._show_events(context, first)
         if roomy:
@@ -108,7 +109,9 @@ class CachePage(Page):
         labels = label_width(heatmap)
         num = min(len(heatmap.columns), time_columns(context.width, heatmap))
         letters = "".join(self._marks.get(c.key, " ") for c in heatmap.columns[-num:])
-        words = "  P policy  J joined  L lost"
+        words = "  P policy J joined L lost"
+        if labels + num + len(words) > context.width:
+            words = ""  # ? says it too
         self._events.show(
             [line(toned(" events".ljust(labels), "muted"), letters, toned(words, "muted"))]
         )

@@ -20,6 +20,7 @@ WORDS = (
     ("TBT", "time between two streamed tokens (inter_token_latency_seconds)"),
     ("KV wait", "decode time a request stood still for blocks / its decode time"),
     ("rejected", "429 by admission / requests"),
+    ("events", "under a time axis: P policy R restart D drain J joined L lost, 2-9 several"),
     ("marks", "-- unknown   - no traffic   ~ stale   / no data   ! breach"),
 )
 

@@ -11,12 +11,13 @@ from console.tui.lines import Line, LinesView, fit, line, table_lines, toned
 from console.tui.pages.base import Page
 from console.tui.widgets.heatmap import HeatmapView
 from console.tui.widgets.rows import RowsView
-from console.viewmodel import cache, transfers
+from console.viewmodel import cache, requests, transfers
 from console.viewmodel.heatmap import Heatmap
 from console.viewmodel.overview import OverviewView, ServiceRow, overview
 from console.viewmodel.sparkline import sparkline
 from console.viewmodel.table import Tone
 
+RIGHT_WIDTH = 86
 COMPACT_ROWS = ("requests", "rejected", "ttft", "tbt", "kv_wait", "slo")
 
 
@@ -24,7 +25,7 @@ class OverviewPage(Page):
     """Service, roles, what needs attention, what changed; figures at the right when wide."""
 
     DEFAULT_CSS = """
-    OverviewPage #right { width: 78; height: 1fr; padding-left: 1; }
+    OverviewPage #right { width: 86; height: 1fr; padding-left: 1; }
     OverviewPage #left { width: 1fr; height: 1fr; }
     OverviewPage RowsView { height: 2; }
     """
@@ -68,7 +69,7 @@ class OverviewPage(Page):
         self._window = view.window
         wide = context.width >= WIDE_WIDTH
         self.query_one("#right").display = wide
-        width = context.width - (78 if wide else 0)
+        width = context.width - (RIGHT_WIDTH if wide else 0)
         if context.loading:
             self._service.show([line(""), line(toned(f" {context.loading}", "muted"))])
             self._attention.display = False
@@ -88,11 +89,15 @@ class OverviewPage(Page):
             if left >= 2
             else []
         )
-        self._changes.show([line(""), *below], stale=context.stale)
+        self._changes.show(
+            [line(""), *below, *_last_requests(context, width, left - len(below))],
+            stale=context.stale,
+        )
         if wide:
             self._show_figures(context)
 
     def _show_figures(self, context: Context) -> None:
+        self._hit.max_rows = max(6, context.height - 40)
         for view in (self._matrix, self._hit, self._evictions):
             view.set_active(False)
         matrix = matrix_of(context, self._matrix.heatmap)
@@ -101,6 +106,16 @@ class OverviewPage(Page):
         self._hit.set_heatmap(hit_rate, context.caps, stale=context.stale)
         evictions = evictions_of(context, 48, self._evictions.heatmap)
         self._evictions.set_heatmap(evictions, context.caps, stale=context.stale)
+
+
+def _last_requests(context: Context, width: int, room: int) -> list[Line]:
+    """The newest requests, where a wide screen has rows to spare."""
+    if context.width < WIDE_WIDTH or room < 5:
+        return []
+    newest = context.snapshot.decisions[-(room - 3) :]
+    table = requests.requests(newest, now=context.server_now, tz=context.tz)
+    head = line(toned(" LAST REQUESTS, newest last", "strong"))
+    return [line(""), head, *(line(" ", *row) for row in table_lines(table, width - 2))]
 
 
 def matrix_of(context: Context, previous: Heatmap | None = None) -> Heatmap:

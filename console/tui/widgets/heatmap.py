@@ -8,11 +8,11 @@ from textual.containers import Horizontal
 from textual.message import Message
 from textual.widget import Widget
 
-from console.tui.caps import Caps
+from console.tui.caps import Caps, level_style
 from console.tui.figure import Cursor, Drawn, draw_matrix, draw_time, uses_halves
-from console.tui.lines import Line, LinesView, line, table_lines, toned
+from console.tui.lines import Line, LinesView, Span, line, plain_text, table_lines, toned
 from console.viewmodel.heatmap import Cell, HeatColumn, Heatmap, HeatRow
-from console.viewmodel.levels import legend_of_states
+from console.viewmodel.levels import GLYPHS, legend_of_states
 from console.viewmodel.table import Column, Row, Table, Text
 
 
@@ -118,7 +118,7 @@ class HeatmapView(Widget, can_focus=False):
         heatmap, width = self.heatmap, self.size.width
         if heatmap is None or not width:
             return
-        self._head.show(head_lines(heatmap, width), stale=self._stale)
+        self._head.show(head_lines(heatmap, self.caps, width), stale=self._stale)
         if heatmap.empty or self.as_table:
             self._left.styles.width = width
             self._left.show(_instead(heatmap, width), stale=self._stale)
@@ -165,19 +165,26 @@ class HeatmapView(Widget, can_focus=False):
             self.move(row - self._cursor.row, 0)
 
 
-def head_lines(heatmap: Heatmap, width: int) -> list[Line]:
+def head_lines(heatmap: Heatmap, caps: Caps, width: int) -> list[Line]:
     """Title, both ends of the legend in words, what is not a value; on as few lines as fit."""
-    title, legend, states = f" {heatmap.title}", heatmap.legend, legend_of_states()
-    if len(legend) + len(states) + 4 > width:
-        return [
-            line(Text(title, "strong")),
-            *(line(" ", toned(t, "muted")) for t in (legend, states)),
-        ]
-    legend = f"{legend}   {states}"
-    if len(title) + len(legend) + 4 <= width:
-        pad = " " * (width - len(title) - len(legend) - 1)
-        return [line(Text(title, "strong"), pad, Text(legend, "muted"))]
-    return [line(Text(title, "strong")), line(" ", Text(legend, "muted"))]
+    title = line(Text(f" {heatmap.title}", "strong"))
+    legend, states = legend_line(heatmap, caps), line(toned(f"   {legend_of_states()}", "muted"))
+    sizes = [len(plain_text(part)) for part in (title, legend, states)]
+    if sizes[1] + sizes[2] + 1 > width:
+        return [title, legend, line(toned(f" {legend_of_states()}", "muted"))]
+    if sum(sizes) + 4 <= width:
+        return [(*title, Span(" " * (width - sum(sizes) - 1)), *legend, *states)]
+    return [title, (*legend, *states)]
+
+
+def legend_line(heatmap: Heatmap, caps: Caps) -> Line:
+    """`strong = low   .>=95 :>=85 ...`, each glyph as its cells are drawn."""
+    spans = [toned(f" {heatmap.scale.strong}  ", "muted")]
+    for level, label in enumerate(heatmap.scale.labels):
+        spans.append(Span(" "))
+        spans.append(Span(GLYPHS[level], level_style(level, caps)))
+        spans.append(toned(label, "muted"))
+    return tuple(spans)
 
 
 WORST_COLUMNS = (
