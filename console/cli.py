@@ -36,7 +36,7 @@ def run(argv: list[str]) -> int:
     except ConfigError as error:
         return _fail(str(error), EXIT_USAGE)
     except PeriluneError as error:
-        return _fail(str(error), EXIT_FAILURE)
+        return _fail(str(error), getattr(error, "exit_code", EXIT_FAILURE))
     except TyperException as error:
         return _fail_usage(error, missing)
     except ModuleNotFoundError as error:

@@ -52,6 +52,14 @@ class AlreadyRunningError(PeriluneError):
         self.state = state
 
 
+class BackgroundError(PeriluneError):
+    """The process in the background failed; text and exit code are its own."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code if exit_code > 0 else 1
+
+
 def run_foreground(settings: Settings) -> None:
     """Run the cluster until SIGINT or SIGTERM. Raises PeriluneError where it does not come up."""
     settings.validate()
@@ -177,7 +185,7 @@ def _follow_start(child: subprocess.Popen[bytes], home: Home, log_file: Path, of
             if not line.startswith(OWN_ERROR):  # that one is raised
                 progress.say(line)
         if ended and child.returncode != 0:
-            raise PeriluneError(last.removeprefix(OWN_ERROR))
+            raise BackgroundError(last.removeprefix(OWN_ERROR), child.returncode)
         if ended or (state is not None and state.pid == child.pid and state.state == "ready"):
             return
         time.sleep(POLL_SECONDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from pathlib import Path
 
 PROC = Path("/proc")
 DEAD_STATES = frozenset("ZX")
+RESOURCE_TRACKER = "multiprocessing.resource_tracker"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +46,21 @@ def signal_session(session: int, number: signal.Signals) -> int:
     """Send a signal to every process of a session; returns how many there were."""
     members = session_members(session)
     for pid in members:
-        try:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(pid, number)
-        except (ProcessLookupError, PermissionError):
-            continue
     return len(members)
+
+
+def kill_session(session: int) -> None:
+    """SIGKILL for all but Python's resource trackers.
+
+    A tracker ends by itself once the others are gone, after removing the shared memory and
+    semaphores that they can no longer remove.
+    """
+    for pid in session_members(session):
+        if RESOURCE_TRACKER not in command_line(pid):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
 
 
 def own_memory_bytes(pid: int) -> int | None:

@@ -28,7 +28,12 @@ from workers.core.supervision import (
 )
 from workers.supervisor.logs import BoundedLog, last_error_line
 from workers.supervisor.probes import answers
-from workers.supervisor.procfs import identify, session_members, signal_session
+from workers.supervisor.procfs import (
+    identify,
+    kill_session,
+    session_members,
+    signal_session,
+)
 from workers.supervisor.state_file import ComponentState
 
 if TYPE_CHECKING:
@@ -41,6 +46,7 @@ PROBE_SECONDS = 1.0
 START_PROBE_SECONDS = 0.25
 LEFTOVER_GRACE_SECONDS = 2.0
 CHUNK_BYTES = 64 * 1024
+ENDED_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 ACTIONS: dict[str, Event] = {
     "restart": RestartRequested(),
     "drain": DrainRequested(),
@@ -98,7 +104,7 @@ class Runner:
     def kill(self) -> None:
         """End the whole session now; the core learns of it by `Exited`."""
         if self.pid:
-            signal_session(self.pid, signal.SIGKILL)
+            kill_session(self.pid)
 
     def act(self, action: str) -> None:
         """`restart`, `drain` or `resume`."""
@@ -248,6 +254,8 @@ class Runner:
 
 def _cause(status: int, lines: list[str]) -> str:
     """`status` as asyncio gives it: negative for a signal."""
+    if -status in ENDED_FROM_OUTSIDE:  # nothing that it said explains it
+        return f"killed by {signal.Signals(-status).name}"
     how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
     line = last_error_line(lines)
     return f"{how}: {line}" if line else how

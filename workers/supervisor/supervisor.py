@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import shlex
 import time
 from collections.abc import Callable
 from functools import partial
@@ -14,6 +15,7 @@ import httpx2
 from workers.core.errors import PeriluneError
 from workers.core.supervision import ProcessState
 from workers.supervisor.guard import Guard
+from workers.supervisor.home import default_data_dir
 from workers.supervisor.plan import LAST_STAGE, ClusterPlan
 from workers.supervisor.procfs import identify
 from workers.supervisor.progress import Line, Progress
@@ -25,6 +27,7 @@ from workers.supervisor.state_file import ClusterState, SupervisorState, write_s
 START_ATTEMPTS = 2
 """So many failures of one process before it was ever ready end `up`."""
 CHECK_SECONDS = 1.0
+USUAL_URL = "http://127.0.0.1:7700"
 
 
 class StartupError(PeriluneError):
@@ -212,14 +215,17 @@ def next_steps(plan: ClusterPlan) -> list[str]:
     return [
         f"  curl {plan.gateway_url}/v1/chat/completions "
         f"-H 'content-type: application/json' -d '{body}'",
-        f"  perilune console{_where(plan)}",
+        f"  {_console(plan)}",
         f"  {plan.control_plane_url}/",
     ]
 
 
-def _where(plan: ClusterPlan) -> str:
-    is_usual = plan.control_plane_url == "http://127.0.0.1:7700"
-    return "" if is_usual else f" --url {plan.control_plane_url}"
+def _console(plan: ClusterPlan) -> str:
+    """The command as this cluster's operator has to type it."""
+    data, url = plan.settings.data, plan.control_plane_url
+    home = "" if data == default_data_dir() else f"PERILUNE_HOME={shlex.quote(str(data))} "
+    where = "" if url == USUAL_URL else f" --url {url}"
+    return f"{home}perilune console{where}"
 
 
 def _all_stopped(runners: list[Runner]) -> bool:

@@ -127,7 +127,7 @@ async def test_starts_in_order_and_says_so(running: tuple[Supervisor, Words]) ->
     assert any(line.startswith("worker-p1: ready in ") for line in lines)
     assert lines[-4].startswith("ready in ")
     assert "curl http://127.0.0.1:1/v1/chat/completions" in lines[-3]
-    assert lines[-2].startswith("  perilune console")
+    assert f"perilune console --url {running[0].snapshot().control_plane_url}" in lines[-2]
 
 
 async def test_the_state_file_tells_the_same(running: tuple[Supervisor, Words]) -> None:
