@@ -69,6 +69,7 @@ class ClientConnection(asyncio.Protocol):
         self._body: list[bytes] = []
         self._body_bytes = 0
         self._in_head = True
+        self._message_ended = False
         self._refused = False
         self._waiting: deque[Request] = deque()
         self._task: asyncio.Task[None] | None = None
@@ -110,6 +111,7 @@ class ClientConnection(asyncio.Protocol):
         if not self._reading:
             self._reading = True
             self.since = self.loop.time()
+        self._message_ended = False
         try:
             self._parser.feed_data(data)
         except httptools.HttpParserUpgrade:
@@ -118,7 +120,7 @@ class ClientConnection(asyncio.Protocol):
             self._refuse(400, f"malformed HTTP: {error}", "malformed_http")
         except _RefusedError:
             pass
-        if self._in_head and not self._refused:
+        if self._in_head and not self._message_ended and not self._refused:
             self._head_bytes += len(data)
             if self._head_bytes > self._limits.max_header_bytes:
                 self._refuse_head()
@@ -172,6 +174,7 @@ class ClientConnection(asyncio.Protocol):
         request.keep_alive = parser.should_keep_alive() and not self._server.draining
         request.received_at = monotonic()
         self._reading, self._in_head, self._head_bytes = False, True, 0
+        self._message_ended = True
         self._waiting.append(request)
         if len(self._waiting) > self._limits.max_pipelined and self._transport is not None:
             self._transport.pause_reading()

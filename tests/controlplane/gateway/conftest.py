@@ -194,7 +194,7 @@ class Rig:
         )  # fmt: skip
         self.gateway = Gateway(settings)
         await self.gateway.start()
-        self.client = httpx2.AsyncClient(base_url=self.gateway.url, timeout=PATIENCE_SECONDS)
+        self.client = httpx2.AsyncClient(base_url=self.gateway.url, timeout=PATIENCE_SECONDS, verify=False)
         ready = lambda: self.gateway.tokenizers.get(str(self.folder)) is not None  # noqa: E731
         await eventually(ready, "the view and its tokenizer")
         return self

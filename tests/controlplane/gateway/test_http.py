@@ -1,0 +1,236 @@
+"""The server's own limits and manners, on raw sockets where it matters."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+
+async def raw(rig: Any, *parts: bytes, pause: float = 0.0, eof: bool = False) -> bytes:
+    """What comes back for these bytes, until the server closes or a second of silence."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", rig.gateway.server.port)
+    for part in parts:
+        writer.write(part)
+        await asyncio.sleep(pause)
+    if eof:
+        writer.write_eof()
+    answer = b""
+    try:
+        while True:
+            async with asyncio.timeout(1.0):
+                data = await reader.read(65536)
+            if not data:
+                break
+            answer += data
+    except TimeoutError:
+        pass
+    writer.close()
+    return answer
+
+
+def post(body: bytes, *lines: bytes, version: bytes = b"HTTP/1.1") -> bytes:
+    head = [b"POST /v1/completions " + version, b"host: x", b"content-length: %d" % len(body)]
+    return b"\r\n".join([*head, *lines]) + b"\r\n\r\n" + body
+
+
+HELLO = json.dumps({"model": "tiny", "prompt": "hello", "max_tokens": 2}).encode()
+
+
+@pytest.mark.parametrize(("body", "status", "says"), [
+    (b'{"model":"tiny"', 400, "no valid JSON"),
+    (b"[1]", 400, "must be a JSON object"),
+    (b"", 400, "no valid JSON"),
+    (b'{"a":"\xff"}', 400, "no valid JSON"),
+    (b"[" * 100_000, 400, "nested too deeply"),
+    (b'{"model":"nope"}', 404, "known models: tiny"),
+    (b'{"model":7}', 400, "model: must be a string"),
+    (b'{"prompt":"the only model is meant","max_tokens":1}', 200, "choices"),
+])  # fmt: skip
+async def test_bad_bodies_have_one_clear_message(
+    rig: Any, body: bytes, status: int, says: str
+) -> None:
+    await rig.start()
+    response = await rig.client.post("/v1/completions", content=body)
+    assert response.status_code == status
+    assert says in response.text
+    if status != 200:
+        assert set(response.json()["error"]) == {"message", "type", "param", "code"}
+        assert rig.seen() == []
+        assert rig.gateway.stats.client_errors == 1
+
+
+async def test_a_body_over_the_limit_is_413_naming_it(rig: Any) -> None:
+    rig.limits = replace(rig.limits, max_body_bytes=1000)
+    await rig.start()
+    response = await rig.client.post("/v1/completions", content=b"x" * 2000)
+    assert response.status_code == 413
+    assert "the limit is 1000 (max_body_bytes)" in response.json()["error"]["message"]
+    chunk = b"%x\r\n%b\r\n" % (600, b"x" * 600)
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    assert (await raw(rig, head, chunk, chunk, pause=0.01)).startswith(b"HTTP/1.1 413")
+    assert (await rig.complete(prompt="hello")).status_code == 200
+
+
+async def test_a_large_body_is_no_large_head(rig: Any) -> None:
+    await rig.start()
+    for _ in range(2):  # on one connection
+        response = await rig.complete(prompt="the quick brown fox " * 20_000, max_tokens=1)
+        assert response.status_code == 400
+        assert "maximum context length" in response.json()["error"]["message"]
+    assert len(rig.gateway.server.connections) == 1
+
+
+async def test_a36_a_head_over_the_limit_is_431(rig: Any) -> None:
+    await rig.start()
+    response = await rig.client.get("/health", headers={"x-large": "y" * 8000})
+    assert response.status_code == 200
+    answer = await raw(rig, post(HELLO, b"x-huge: " + b"y" * 70_000))
+    assert answer.startswith(b"HTTP/1.1 431")
+    assert b"65536 bytes" in answer
+    drip = await raw(rig, b"GET /health HTTP/1.1\r\nx: ", *[b"y" * 20_000] * 4, pause=0.01)
+    assert drip.startswith(b"HTTP/1.1 431")
+
+
+async def test_expect_continue_is_answered_first(rig: Any) -> None:
+    await rig.start()
+    head = post(HELLO, b"expect: 100-continue").removesuffix(HELLO)
+    answer = await raw(rig, head, HELLO, pause=0.1)
+    assert answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK")
+    refused = await raw(rig, post(HELLO, b"expect: a-miracle"))
+    assert refused.startswith(b"HTTP/1.1 417")
+
+
+async def test_chunked_bodies_and_torn_packets(rig: Any) -> None:
+    await rig.start()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    body = b"".join(b"1\r\n%c\r\n" % byte for byte in HELLO) + b"0\r\n\r\n"
+    whole = head + body
+    pieces = [whole[i : i + 37] for i in range(0, len(whole), 37)]
+    assert (await raw(rig, *pieces)).startswith(b"HTTP/1.1 200 OK")
+
+
+async def test_pipelined_requests_are_answered_in_order(rig: Any) -> None:
+    await rig.start()
+    get = b"GET %b HTTP/1.1\r\nhost: x\r\n\r\n"
+    answer = await raw(rig, post(HELLO) + get % b"/v1/models" + get % b"/nothing")
+    kinds = [part.split(b" ")[0] for part in answer.split(b"HTTP/1.1 ")[1:]]
+    assert kinds == [b"200", b"200", b"404"]
+    assert answer.index(b"text_completion") < answer.index(b'"object":"list"')
+
+
+async def test_a35_many_requests_on_two_connections(rig: Any) -> None:
+    await rig.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", rig.gateway.server.port)
+    other_reader, other = await asyncio.open_connection("127.0.0.1", rig.gateway.server.port)
+    for i in range(8):
+        source, sink = (reader, writer) if i % 2 else (other_reader, other)
+        sink.write(post(HELLO))
+        head = await source.readuntil(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 200")
+        length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+        await source.readexactly(length)
+    writer.close()
+    other.close()
+
+
+async def test_http_1_0_gets_no_chunks(rig: Any) -> None:
+    await rig.start()
+    body = json.dumps({"model": "tiny", "prompt": "x", "stream": True, "max_tokens": 2}).encode()
+    answer = await raw(rig, post(body, version=b"HTTP/1.0"))
+    head, _, text = answer.partition(b"\r\n\r\n")
+    assert b"transfer-encoding" not in head
+    assert text.startswith(b"data: ")
+    assert text.endswith(b"data: [DONE]\n\n")
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [
+    ("GET", "/v1/completions", 405), ("POST", "/v1/models", 405), ("GET", "/nothing", 404),
+    ("GET", "/v1/models/none", 404), ("GET", "/v1/models/tiny", 200), ("GET", "/health", 200),
+])  # fmt: skip
+async def test_routes(rig: Any, method: str, path: str, status: int) -> None:
+    await rig.start()
+    assert (await rig.client.request(method, path)).status_code == status
+
+
+async def test_garbage_is_refused(rig: Any) -> None:
+    await rig.start()
+    assert (await raw(rig, b"\x16\x03\x01 no http\r\n\r\n")).startswith(b"HTTP/1.1 400")
+
+
+async def test_a_request_that_never_arrives_is_given_up(rig: Any) -> None:
+    rig.timeouts = replace(rig.timeouts, client_read=0.1)
+    await rig.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", rig.gateway.server.port)
+    writer.write(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n")
+    async with asyncio.timeout(10):
+        assert (await reader.read(1000)).startswith(b"HTTP/1.1 408")
+    writer.close()
+
+
+async def test_too_many_connections_are_told_so(rig: Any) -> None:
+    rig.limits = replace(rig.limits, max_connections=1)
+    await rig.start()
+    first = await asyncio.open_connection("127.0.0.1", rig.gateway.server.port)
+    await asyncio.sleep(0.05)
+    assert (await raw(rig, b"")).startswith(b"HTTP/1.1 503")
+    first[1].close()
+
+
+async def test_keys_decide_the_tenant_and_salt_the_legs(rig: Any) -> None:
+    await rig.start()
+    await rig.complete(prompt="hello")
+    await rig.complete(prompt="hello", cache_salt="mine")
+    plain, salted = (body.get("cache_salt") for body in rig.decode_bodies())
+    assert plain is None
+    assert salted not in (None, "mine")
+    digest = hashlib.sha256(b"pk-a").hexdigest()
+    keys = [rig.key(digest, "acme"), rig.key(hashlib.sha256(b"pk-b").hexdigest(), "other")]
+    await rig.publish(client_keys=keys)
+    for key, status in (("pk-a", 200), ("pk-b", 200), ("pk-c", 401)):
+        headers = {"authorization": f"Bearer {key}"}
+        body = {"model": "tiny", "prompt": "hello", "cache_salt": "mine"}
+        response = await rig.client.post("/v1/completions", json=body, headers=headers)
+        assert response.status_code == status
+    assert (await rig.complete(prompt="hello")).status_code == 401
+    assert (await rig.client.get("/v1/models")).status_code == 401
+    salts = [body.get("cache_salt") for body in rig.decode_bodies()[2:]]
+    salts += [salted]
+    assert len(set(salts)) == 3
+    assert None not in salts
+    prefill_salts = {body.get("cache_salt") for body in rig.prefill_bodies()}
+    assert prefill_salts == {None, *salts}
+
+
+async def test_models_health_and_metrics(rig: Any) -> None:
+    await rig.start()
+    await rig.fleet.stop_worker("p1")  # worker 0 is dead: the catalogue is our own (A34)
+    (model,) = (await rig.client.get("/v1/models")).json()["data"]
+    assert (model["id"], model["metadata"]["emulated"]) == ("tiny", True)
+    health = (await rig.client.get("/health")).json()
+    assert (health["status"], health["missing"]) == ("ok", [])
+    await rig.publish(**rig.make_view(p1="lost", p2="lost"))
+    response = await rig.client.get("/health")
+    assert response.status_code == 200  # decode alone can serve
+    assert response.json()["missing"] == ["prefill worker for model tiny"]
+    await rig.publish(**rig.make_view(d1="lost", d2="lost"))
+    assert (await rig.client.get("/health")).status_code == 503
+    text = (await rig.client.get("/metrics")).text
+    assert "perilune_gateway_requests_total 0" in text
+
+
+async def test_a_drain_finishes_what_runs_and_takes_no_more(rig: Any, eventually: Any) -> None:
+    rig.engine = replace(rig.engine, decode_ms=20)
+    await rig.start()
+    running = asyncio.create_task(rig.complete(prompt="hello", max_tokens=20))
+    await eventually(lambda: rig.gateway.stats.in_flight == 1)
+    stopping = asyncio.create_task(rig.gateway.server.stop(drain_seconds=10))
+    response = await running
+    assert response.status_code == 200
+    assert response.headers["connection"] == "close"
+    await stopping
+    assert rig.gateway.server.connections == set()

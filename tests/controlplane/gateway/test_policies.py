@@ -1,0 +1,132 @@
+"""Policies act on the next request; decisions say which revision and why."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+PROMPT = "the quick brown fox " * 30
+
+
+async def test_an_slo_of_1_ms_rejects_the_next_request_and_is_put_back(rig: Any) -> None:
+    await rig.start()
+    assert (await rig.complete(prompt=PROMPT)).status_code == 200
+    strict = rig.policy("slo", 3, mode="enforce", max_ttft_ms=1, retry_after_max_s=7)
+    await rig.publish(policies=[strict])
+    response = await rig.complete(prompt=PROMPT)
+    assert response.status_code == 429
+    assert 1 <= int(response.headers["retry-after"]) <= 7
+    error = response.json()["error"]
+    assert error["code"] == "slo_ttft"
+    assert "breaks the SLO of 1 ms" in error["message"]
+    assert "slo/default revision 3" in error["message"]
+    record = await rig.control_plane.ended("rejected")
+    assert record.policy_revisions == {"slo/default": 3}
+    assert record.http_status == 429
+    assert record.retry_after_seconds == int(response.headers["retry-after"])
+    assert record.prefill_candidates[0].verdict.startswith("breaks TTFT SLO by")
+    await rig.publish(policies=[rig.policy("slo", 4, mode="enforce", max_ttft_ms=60_000)])
+    assert (await rig.complete(prompt=PROMPT)).status_code == 200
+    assert (rig.gateway.stats.rejected, rig.gateway.stats.failed) == (1, 0)
+
+
+@pytest.mark.parametrize("mode", ["off", "observe"])
+async def test_other_modes_serve(rig: Any, mode: str) -> None:
+    rig.policies = [rig.policy("slo", mode=mode, max_ttft_ms=1)]
+    await rig.start()
+    assert (await rig.complete(prompt=PROMPT, stream=True)).status_code == 200
+    stats = rig.gateway.stats
+    assert (stats.slo_met + stats.slo_missed) == (0 if mode == "off" else 1)
+
+
+async def test_round_robin_takes_turns_and_cost_does_not(rig: Any) -> None:
+    rig.policies = [rig.policy("scheduling", placement="round_robin")]
+    await rig.start()
+    for _ in range(6):
+        await rig.complete(prompt="hello", max_tokens=1)
+    assert (len(rig.seen("p1")), len(rig.seen("p2"))) == (3, 3)
+    record = await rig.control_plane.ended()
+    assert {c.verdict for c in record.prefill_candidates} == {"chosen", "not its turn"}
+
+
+async def test_drained_workers_get_nothing_new(rig: Any) -> None:
+    await rig.start()
+    await rig.publish(**rig.make_view(p1="draining", d2="draining"))
+    for _ in range(4):
+        assert (await rig.complete(prompt="hello", max_tokens=1)).status_code == 200
+    assert (len(rig.seen("p1")), len(rig.seen("d2"))) == (0, 0)
+
+
+async def test_a_model_specific_policy_goes_first(rig: Any) -> None:
+    default = rig.policy("slo", 1, mode="enforce", max_ttft_ms=1)
+    own = {**rig.policy("slo", 9, mode="off"), "scope": "tiny"}
+    rig.policies = [default, own]
+    await rig.start()
+    assert (await rig.complete(prompt=PROMPT)).status_code == 200
+    assert (await rig.control_plane.ended()).policy_revisions == {"slo/tiny": 9}
+
+
+async def test_decode_slots_are_never_overbooked_and_refill_at_once(rig: Any) -> None:
+    rig.policies = [rig.policy("scheduling", max_concurrent_per_decode=2)]
+    await rig.start()
+    most = 0
+
+    async def watch() -> None:
+        nonlocal most
+        while True:
+            for name in ("d1", "d2"):
+                most = max(most, rig.api(name).worker.counters.running)
+            await asyncio.sleep(0.001)
+
+    watcher = asyncio.create_task(watch())
+    responses = await asyncio.gather(
+        *(rig.complete(prompt=f"number {i}", max_tokens=5) for i in range(20))
+    )
+    watcher.cancel()
+    assert {response.status_code for response in responses} == {200}
+    assert most <= 2
+    assert min(len(rig.seen("d1")), len(rig.seen("d2"))) >= 5
+
+
+async def test_no_slot_in_time_is_503(rig: Any) -> None:
+    from dataclasses import replace
+
+    rig.timeouts = replace(rig.timeouts, slot=0.1)
+    rig.policies = [rig.policy("scheduling", max_concurrent_per_decode=1)]
+    rig.workers = ("p1:prefill", "d1:decode")
+    rig.engine = replace(rig.engine, decode_ms=50)
+    await rig.start()
+    running = asyncio.create_task(rig.complete(prompt="hello", max_tokens=20))
+    await asyncio.sleep(0.2)
+    response = await rig.complete(prompt="hello")
+    assert response.status_code == 503
+    assert "all decode slots of tiny are taken" in response.json()["error"]["message"]
+    assert (await running).status_code == 200
+
+
+async def test_one_worker_for_both_needs_one_leg(rig: Any) -> None:
+    rig.workers = ("w1:both",)
+    await rig.start()
+    assert (await rig.complete(prompt="hello")).status_code == 200
+    (body,) = rig.seen("w1")
+    assert body["kv_transfer_params"]["perilune"]["leg"] == "decode"
+
+
+async def test_decisions_explain_every_candidate(rig: Any) -> None:
+    await rig.start()
+    await rig.complete(prompt=PROMPT, stream=True, max_tokens=8)
+    record = await rig.control_plane.ended()
+    assert [c.verdict for c in record.prefill_candidates][0] == "chosen"
+    assert len(record.prefill_candidates) == len(record.decode_candidates) == 2
+    for c in record.prefill_candidates:
+        total = c.queue_seconds + c.transfer_seconds + c.prefill_seconds
+        assert c.ttft_seconds == pytest.approx(total)
+    assert record.prompt_tokens == record.engine_prompt_tokens
+    assert record.emulated
+    assert record.transfer_id == record.request_id
+    assert 0 < record.ttft_seconds <= record.e2e_seconds
+    assert [phase.name for phase in record.phases] == ["admitted", "queue", "prefill", "handover"]
+    measured = sum(phase.measured_seconds for phase in record.phases)
+    assert measured == pytest.approx(record.ttft_seconds, abs=0.1)

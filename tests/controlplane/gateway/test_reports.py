@@ -1,0 +1,175 @@
+"""What the control plane gets, and what happens while it is away."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from controlplane.gateway import wire
+from controlplane.gateway.records import MAX_BUFFERED, Records
+from controlplane.gateway.stats import Stats
+from controlplane.gateways.schemas import HISTOGRAM_BOUNDS_SECONDS, ClusterView, GatewayReport
+from workers.core.messages import LegReport
+
+
+async def test_reports_add_up(rig: Any, eventually: Any) -> None:
+    await rig.start()
+    for _ in range(3):
+        await rig.complete(prompt="hello there", max_tokens=4, stream=True)
+    await rig.complete(prompt="hello there", max_tokens=4)
+    await rig.client.post("/v1/completions", content=b"{")
+
+    def done() -> bool:
+        reports = rig.control_plane.reports
+        return bool(reports) and reports[-1].stats.requests_total == 4 and not (
+            reports[-1].stats.in_flight
+        )  # fmt: skip
+
+    await eventually(done)
+    await eventually(
+        lambda: [d.status for d in rig.control_plane.decisions().values()]
+        == ["finished_length"] * 4
+    )
+    last = rig.control_plane.reports[-1]
+    assert last.url == rig.gateway.url
+    assert last.view_revision == 1
+    assert sum(last.stats.ttft.counts) == 3
+    assert last.stats.client_errors_total == 1
+    assert 0 <= last.stats.hit_tokens_total <= last.stats.prompt_tokens_total
+    assert set(last.stats.workers) == {"p1", "p2", "d1", "d2"}
+    assert sum(load.requests_total for load in last.stats.workers.values()) == 8
+    assert "Bearer secret" in rig.control_plane.tokens
+
+
+async def test_a_lost_control_plane_changes_nothing_for_clients(
+    rig: Any, eventually: Any
+) -> None:
+    await rig.start()
+    await rig.control_plane.stop()
+    for _ in range(5):
+        assert (await rig.complete(prompt="hello", max_tokens=2)).status_code == 200
+    await eventually(lambda: rig.gateway._follower.connected is False)
+    rig.control_plane.view["revision"] = 0  # it counts anew
+    rig.control_plane.publish(policies=[rig.policy("slo", 2, mode="enforce", max_ttft_ms=1)])
+    await rig.control_plane.restart("second-life")
+    await eventually(lambda: rig.gateway.cluster.view.boot_id == "second-life")
+    assert (await rig.complete(prompt="hello")).status_code == 429
+    finished = lambda: [  # noqa: E731
+        d for d in rig.control_plane.decisions().values() if d.status == "finished_length"
+    ]
+    await eventually(lambda: len(finished()) == 5, "what was kept arrives")
+
+
+async def test_refused_reports_are_kept_while_the_control_plane_fails(
+    rig: Any, eventually: Any
+) -> None:
+    await rig.start()
+    rig.control_plane.fail_reports = True
+    await rig.complete(prompt="hello", max_tokens=2)
+    await eventually(lambda: rig.gateway.records.num_buffered > 0)
+    rig.control_plane.fail_reports = False
+    assert (await rig.control_plane.ended()).status == "finished_length"
+
+
+def decision(name: str) -> wire.Decision:
+    return wire.Decision(name, datetime.now(UTC), "g", "running", prefill_worker="p1")
+
+
+def report(name: str, role: str, **fields: Any) -> LegReport:
+    worker = {"kv_producer": "p1", "kv_consumer": "d1"}[role]
+    return LegReport(name, worker, role, **fields)  # type: ignore[arg-type]
+
+
+class TestRecords:
+    def test_a_record_waits_for_its_legs(self) -> None:
+        stats = Stats()
+        records = Records(stats)
+        entry = records.begin(decision("r1"))
+        entry.expected = {"prefill", "decode"}
+        records.leg(report("r1", "kv_producer", prompt_tokens=100, pool_hit_tokens=64,
+                           computed_tokens=36))  # fmt: skip
+        entry.decision.status = "finished_stop"
+        records.end(entry, 10.0)
+        assert len(records.take()) == 1  # only the running one
+        records.leg(report("r1", "kv_consumer", prompt_tokens=100, pool_hit_tokens=64))
+        (last,) = records.take()
+        assert (last.hit_tokens, last.prefill_leg.computed_tokens) == (64, 36)
+        assert last.decode_leg.worker_id == "d1"
+        assert (stats.prompt_tokens, stats.hit_tokens) == (100, 64)
+
+    def test_a_missing_report_is_not_waited_for_long(self) -> None:
+        records = Records(Stats())
+        entry = records.begin(decision("r1"))
+        entry.expected = {"prefill"}
+        records.end(entry, 10.0)
+        records.take()
+        records.sweep(10.5)
+        assert records.take() == []
+        records.sweep(11.1)
+        assert len(records.take()) == 1
+        records.leg(report("r1", "kv_producer", prompt_tokens=9))  # late: sent again
+        assert records.take()[0].prefill_leg.prompt_tokens == 9
+        records.sweep(30.0)
+        assert records.num_joining == 0
+
+    def test_reports_of_one_leg_add_up(self) -> None:
+        records = Records(Stats())
+        entry = records.begin(decision("r1"))
+        for seconds in (0.5, 0.25):
+            records.leg(
+                report("r1", "kv_producer", prompt_tokens=10, kv_wait_seconds=seconds,
+                       kv_wait_by_stage_seconds={"queue": seconds})
+            )  # fmt: skip
+        leg = entry.decision.prefill_leg
+        assert (leg.prompt_tokens, leg.kv_wait_seconds) == (20, 0.75)
+        assert leg.kv_wait_by_stage_seconds == {"queue": 0.75}
+
+    def test_the_buffer_is_bounded_and_says_what_it_dropped(self) -> None:
+        stats = Stats()
+        records = Records(stats)
+        for i in range(MAX_BUFFERED + 10):
+            records.once(decision(f"r{i}"))
+        assert records.num_buffered == MAX_BUFFERED
+        assert stats.decisions_dropped == 10
+        batch = records.take()
+        assert len(batch) == 1000
+        records.put_back(batch)
+        assert records.take()[0].request_id == "r10"
+
+
+class TestWire:
+    def test_twins_have_the_schemas_fields(self) -> None:
+        from controlplane.decisions import schemas as decisions
+        from controlplane.gateways import schemas as gateways
+
+        pairs = [
+            (wire.Decision, decisions.Decision), (wire.Leg, decisions.Leg),
+            (wire.Phase, decisions.Phase), (wire.GatewayStats, gateways.GatewayStats),
+            (wire.PrefillCandidate, decisions.PrefillCandidate),
+            (wire.DecodeCandidate, decisions.DecodeCandidate),
+            (wire.WorkerLoad, gateways.WorkerLoad), (wire.Histogram, gateways.Histogram),
+            (wire.Report, GatewayReport),
+        ]  # fmt: skip
+        for ours, theirs in pairs:
+            names = set(ours.__struct_fields__)
+            assert names <= theirs.model_fields.keys(), ours
+            required = {n for n, f in theirs.model_fields.items() if f.is_required()}
+            assert required <= names, ours
+        assert wire.HISTOGRAM_BOUNDS_SECONDS == HISTOGRAM_BOUNDS_SECONDS
+
+    def test_a_full_report_is_valid_for_the_schema(self) -> None:
+        stats = Stats().export({"p1": wire.WorkerLoad(running=1)}, 3, 100)
+        row = decision("r")
+        row.phases = [wire.Phase("queue", 0.1)]
+        row.prefill_leg = wire.Leg("p1")
+        text = msgspec.json.encode(wire.Report("http://x", 1, 2, stats, [row]))
+        assert GatewayReport.model_validate_json(text).decisions[0].phases[0].name == "queue"
+
+    def test_views_are_read(self) -> None:
+        view = ClusterView(
+            revision=3, boot_id="b", cluster="c", nodes=[], workers=[], models=[], policies=[]
+        )
+        ours = msgspec.json.decode(view.model_dump_json(), type=wire.View)
+        assert ours.revision == 3
