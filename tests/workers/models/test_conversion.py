@@ -4,6 +4,8 @@ import json
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from workers.core.errors import ConfigError
@@ -34,9 +36,6 @@ class TestWeights:
         assert back.tolist() == [1.0, 1.0, 1.015625, -2.0, 3.140625]
 
     def test_file_is_read_by_the_library(self, tmp_path):
-        torch = pytest.importorskip("torch")
-        from safetensors.torch import load_file
-
         values = {
             "a": np.array([[1, 2], [3, 4]], dtype=np.float32),
             "b": np.array([0.5], dtype=np.float32),

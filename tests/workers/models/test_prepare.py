@@ -7,6 +7,7 @@ import zipfile
 
 import pytest
 import typer
+from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
 from workers.core.errors import ConfigError
@@ -101,8 +102,6 @@ class TestPrepare:
         assert any("is missing; preparing it again" in line for line in said)
 
     def test_tokenizer_takes_the_text_back(self, prepared):
-        from tokenizers import Tokenizer
-
         tokenizer = Tokenizer.from_file(str(prepared.path / "tokenizer.json"))
         for text in ["Hello, world! 3.14", "日本語 😀\n\n\tdef f(x):", "a  b   c", "É\u0301"]:
             ids = tokenizer.encode(text).ids
