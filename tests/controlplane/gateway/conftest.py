@@ -83,7 +83,7 @@ def eventually_fixture() -> Callable[..., Awaitable[Any]]:
     return eventually
 
 
-@pytest.fixture(name="make_tokenizer")
+@pytest.fixture(name="make_tokenizer", scope="session")
 def make_tokenizer_fixture() -> Callable[..., Path]:
     return make_tokenizer
 
@@ -194,7 +194,9 @@ class Rig:
         )  # fmt: skip
         self.gateway = Gateway(settings)
         await self.gateway.start()
-        self.client = httpx2.AsyncClient(base_url=self.gateway.url, timeout=PATIENCE_SECONDS, verify=False)
+        self.client = httpx2.AsyncClient(
+            base_url=self.gateway.url, timeout=PATIENCE_SECONDS, verify=False
+        )
         ready = lambda: self.gateway.tokenizers.get(str(self.folder)) is not None  # noqa: E731
         await eventually(ready, "the view and its tokenizer")
         return self

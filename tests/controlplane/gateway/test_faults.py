@@ -194,9 +194,7 @@ async def test_a_client_that_reads_slowly_slows_the_worker_down(rig: Any, eventu
     rig.engine = replace(rig.engine, decode_ms=0, prefill_ms_per_token=0)
     rig.workers = ("p1:prefill", "d1:decode")
     await rig.start()
-    reader, writer = await asyncio.open_connection(
-        "127.0.0.1", rig.gateway.server.port, limit=4096
-    )
+    reader, writer = await asyncio.open_connection("127.0.0.1", rig.gateway.server.port, limit=4096)
     body = {"model": "tiny", "prompt": "x", "stream": True, "n": 60, "max_tokens": 2000,
             "ignore_eos": True}  # fmt: skip
     payload = json.dumps(body).encode()

@@ -66,9 +66,7 @@ async def test_a12_a_cap_that_was_not_sent_is_not_invented_on_decode(
 async def test_a13_min_tokens_and_stream_options_stay_off_the_prefill_leg(rig: Any) -> None:
     await rig.start()
     options = {"include_usage": True}
-    events = await rig.stream(
-        prompt=PROMPT, max_tokens=500, min_tokens=100, stream_options=options
-    )
+    events = await rig.stream(prompt=PROMPT, max_tokens=500, min_tokens=100, stream_options=options)
     assert json.loads(events[-2])["usage"]["completion_tokens"] >= 100
     (first,), (second,) = rig.prefill_bodies(), rig.decode_bodies()
     assert not {"min_tokens", "stream_options"} & first.keys()
@@ -138,9 +136,7 @@ async def test_a25_many_choices_need_one_prefill(rig: Any) -> None:
     ("a", 1), (["a", "b"], 2), ([1, 2, 3], 1), ([[1, 2], [3, 4]], 2),
     (list(range(300)) * 20, 1), (["the quick brown fox " * 40, "a"], 2),
 ])  # fmt: skip
-async def test_a26_every_legal_prompt_form_is_relayed(
-    rig: Any, prompt: Any, choices: int
-) -> None:
+async def test_a26_every_legal_prompt_form_is_relayed(rig: Any, prompt: Any, choices: int) -> None:
     await rig.start()
     response = await rig.complete(prompt=prompt, max_tokens=2)
     assert response.status_code == 200, response.text

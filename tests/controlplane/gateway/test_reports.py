@@ -29,8 +29,9 @@ async def test_reports_add_up(rig: Any, eventually: Any) -> None:
 
     await eventually(done)
     await eventually(
-        lambda: [d.status for d in rig.control_plane.decisions().values()]
-        == ["finished_length"] * 4
+        lambda: (
+            [d.status for d in rig.control_plane.decisions().values()] == ["finished_length"] * 4
+        )
     )
     last = rig.control_plane.reports[-1]
     assert last.url == rig.gateway.url
@@ -43,9 +44,7 @@ async def test_reports_add_up(rig: Any, eventually: Any) -> None:
     assert "Bearer secret" in rig.control_plane.tokens
 
 
-async def test_a_lost_control_plane_changes_nothing_for_clients(
-    rig: Any, eventually: Any
-) -> None:
+async def test_a_lost_control_plane_changes_nothing_for_clients(rig: Any, eventually: Any) -> None:
     await rig.start()
     await rig.control_plane.stop()
     for _ in range(5):
