@@ -20,6 +20,7 @@ from controlplane.errors import (
     InvalidError,
     UnavailableError,
     problem_json,
+    shown,
 )
 from controlplane.schema_base import Problem
 
@@ -27,6 +28,7 @@ WAY_OUT_OF_STATUS = {
     404: "The paths of the API are listed at /openapi.json.",
     405: "The methods of each path are listed at /openapi.json.",
 }
+MAX_NAMED_CHARS = 80
 NOT_JSON = frozenset({"json_invalid", "bytes_invalid_encoding"})
 
 
@@ -106,10 +108,12 @@ def invalid(
         )
     more = f" ({len(errors) - 1} more of this kind follow.)" if len(errors) > 1 else ""
     missing = error["type"] == "missing"
+    value = None if missing else error.get("input")
+    named = field if missing else f"{field} = {str(shown(value))[:MAX_NAMED_CHARS]}"
     return InvalidError(
-        f"{field}: {error['msg']}.{more}",
+        f"{named}: {error['msg']}.{more}",
         field=field,
-        value=None if missing else error.get("input"),
+        value=value,
         way_out=_way_out(error, model),
     )
 

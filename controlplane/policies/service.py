@@ -54,7 +54,7 @@ class PolicyStore:
             self.active[row.kind, row.scope] = to_schema(row, active=True)
         for kind in KINDS:
             if (kind, DEFAULT_SCOPE) not in self.active:
-                spec = SPEC_OF_KIND[kind]().model_dump()
+                spec = validated(kind, SPEC_OF_KIND[kind]().model_dump())
                 change = Change(kind, DEFAULT_SCOPE, spec, SYSTEM_AUTHOR, "first start", None)
                 await self._add(tx, change)
 

@@ -1,0 +1,304 @@
+"""Rows of the control plane as plain text for a terminal or a pipe. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+
+from controlplane.audit.schemas import AuditRow
+from controlplane.decisions.schemas import Decision
+from controlplane.fleet.schemas import Worker
+from controlplane.nodes.schemas import Node
+from controlplane.policies.schemas import PolicyPutReply, PolicyRevision
+from controlplane.stats.schemas import Pair
+from controlplane.tokens.schemas import Key
+
+UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], empty: str) -> str:
+    """Columns padded to their widest cell; `empty` where there is no row."""
+    lines = [list(head), *(list(row) for row in rows)]
+    if len(lines) == 1:
+        return empty
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    )
+
+
+def duration(seconds: float | None) -> str:
+    """`-` is unknown, as everywhere."""
+    if seconds is None:
+        return "-"
+    if seconds < 0.001:
+        return f"{seconds * 1e6:.0f} us"
+    return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def size(num_bytes: float | None) -> str:
+    if num_bytes is None:
+        return "-"
+    value, unit = float(num_bytes), 0
+    while value >= 1024 and unit < len(UNITS) - 1:
+        value, unit = value / 1024, unit + 1
+    return f"{value:.0f} {UNITS[unit]}" if unit == 0 else f"{value:.2f} {UNITS[unit]}"
+
+
+def number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"
+
+
+def percent(part: float | None, whole: float | None) -> str:
+    return f"{100 * part / whole:.1f}" if part is not None and whole else "-"
+
+
+def clock(at: datetime) -> str:
+    return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def nodes(items: list[Node]) -> str:
+    head = (
+        "NODE",
+        "STATE",
+        "AGE",
+        "RESTARTS",
+        "USED",
+        "CAPACITY",
+        "PINNED",
+        "WRITE QUEUE",
+        "BLOCK",
+    )
+    rows = (
+        (
+            node.id,
+            node.state,
+            duration(node.heartbeat_age_seconds),
+            str(node.restarts),
+            # a lost node's numbers are old: marked, not hidden
+            ("~" if node.state == "lost" and node.used_blocks is not None else "")
+            + number(node.used_blocks),
+            number(node.capacity_blocks),
+            number(node.pinned_blocks),
+            f"{number(node.write_queue_blocks)} / {number(node.write_queue_bound)}",
+            size(node.block_bytes),
+        )
+        for node in items
+    )
+    return table(head, rows, "No node has joined. perilune up starts one.")
+
+
+def workers(items: list[Worker]) -> str:
+    head = ("WORKER", "ROLE", "STATE", "NODE", "MODEL", "RUN", "WAIT", "RESTARTS", "RSS", "URL")
+    rows = (
+        (
+            worker.id,
+            worker.role + (" (emulated)" if worker.engine == "emulated" else ""),
+            worker.state,
+            worker.node_id,
+            worker.model,
+            number(worker.running),
+            number(worker.waiting),
+            str(worker.restarts),
+            size(worker.rss_bytes),
+            worker.url,
+        )
+        for worker in items
+    )
+    return table(head, rows, "No worker is known. perilune up starts some.")
+
+
+def requests(items: list[Decision]) -> str:
+    head = (
+        "TIME",
+        "REQUEST",
+        "TENANT",
+        "STATUS",
+        "PROMPT",
+        "HIT %",
+        "TTFT",
+        "TBT P95",
+        "P -> D",
+        "WHY",
+    )
+    rows = (
+        (
+            clock(d.at),
+            d.request_id,
+            d.tenant,
+            d.status,
+            number(d.prompt_tokens),
+            percent(d.hit_tokens, d.engine_prompt_tokens or d.prompt_tokens),
+            duration(d.ttft_seconds),
+            duration(d.tbt_p95_seconds),
+            f"{d.prefill_worker or '-'} -> {d.decode_worker or '-'}",
+            d.error[:80],
+        )
+        for d in items
+    )
+    return table(head, rows, "No request matches.")
+
+
+def transfers(pairs: list[Pair]) -> str:
+    head = ("FROM", "TO", "PATH", "TRANSFERS", "BYTES", "SECONDS", "P50", "P95", "FAILURES")
+    rows = (
+        (
+            pair.source,
+            pair.destination,
+            pair.path,
+            number(pair.transfers),
+            size(pair.bytes),
+            duration(pair.seconds),
+            duration(pair.p50_seconds),
+            duration(pair.p95_seconds),
+            number(pair.failures),
+        )
+        for pair in pairs
+    )
+    return table(head, rows, "No KV has travelled in this window.")
+
+
+def audit(items: list[AuditRow]) -> str:
+    head = ("TIME", "ACTOR", "VERB", "TARGET", "BEFORE", "AFTER", "REASON")
+    rows = (
+        (
+            clock(row.at),
+            row.actor,
+            row.verb,
+            row.target,
+            row.before[:60] or "-",
+            row.after[:60] or "-",
+            row.reason or "-",
+        )
+        for row in items
+    )
+    return table(head, rows, "Nothing has been changed yet.")
+
+
+def policies(items: list[PolicyRevision]) -> str:
+    head = ("POLICY", "REVISION", "ACTIVE", "AUTHOR", "CREATED", "REASON")
+    rows = (
+        (
+            f"{policy.kind}/{policy.scope}",
+            f"r{policy.revision}",
+            "yes" if policy.active else "",
+            policy.author,
+            clock(policy.created_at),
+            policy.reason or "-",
+        )
+        for policy in items
+    )
+    return table(head, rows, "There is no policy.")
+
+
+def policy(item: PolicyRevision) -> str:
+    state = "active" if item.active else "not active"
+    lines = [f"{item.kind}/{item.scope} r{item.revision}, {state}, by {item.author}"]
+    if item.reason:
+        lines.append(f"reason: {item.reason}")
+    lines += [f"  {name} = {value}" for name, value in item.spec.items()]
+    return "\n".join(lines)
+
+
+def difference(old: PolicyRevision, new: PolicyRevision) -> str:
+    lines = [f"{new.kind}/{new.scope} r{old.revision} -> r{new.revision}"]
+    for name in sorted({*old.spec, *new.spec}):
+        before, after = old.spec.get(name, "-"), new.spec.get(name, "-")
+        if before != after:
+            lines.append(f"  {name}: {before} -> {after}")
+    return "\n".join(lines if len(lines) > 1 else [*lines, "  no difference"])
+
+
+def policy_put(reply: PolicyPutReply, old: PolicyRevision | None) -> str:
+    text = difference(old, reply.active) if old else policy(reply.active)
+    acts = ", ".join(reply.acknowledged_gateways) or "no gateway"
+    waits = ", ".join(reply.pending_gateways)
+    return f"{text}\nacts on: {acts}" + (f"; not yet on: {waits}" if waits else "")
+
+
+def keys(items: list[Key]) -> str:
+    head = ("ID", "KEY", "TENANT", "CREATED", "NOTE")
+    rows = (
+        (str(k.id), f"{k.prefix}...", k.tenant, clock(k.created_at), k.note or "-") for k in items
+    )
+    return table(head, rows, "No client key. perilune key create TENANT makes one.")
+
+
+def request(d: Decision) -> str:
+    """One request: what came of it, its phases, every candidate's terms."""
+    emulated = " (emulated)" if d.emulated else ""
+    parts = [
+        f"{d.request_id}  {d.tenant}  {d.model}  {d.status}{emulated}",
+        f"prompt {number(d.prompt_tokens)} tokens, hit {number(d.hit_tokens)}, "
+        f"output {number(d.output_tokens)}; TTFT {duration(d.ttft_seconds)}, "
+        f"predicted {duration(d.predicted_ttft_seconds)}; end to end {duration(d.e2e_seconds)}",
+    ]
+    if d.error:
+        leg = f" in the {d.failed_leg} leg" if d.failed_leg else ""
+        parts.append(f"error{leg}: {d.error}")
+    if d.retry_after_seconds is not None:
+        parts.append(f"Retry-After {d.retry_after_seconds:g} s")
+    if d.policy_revisions:
+        named = ", ".join(f"{name} r{number}" for name, number in d.policy_revisions.items())
+        parts.append(f"policies: {named}")
+    parts += [_phases(d), _prefill(d), _decode(d), _legs(d)]
+    return "\n".join(part for part in parts if part)
+
+
+def _phases(d: Decision) -> str:
+    rows = [
+        (p.name, duration(p.predicted_seconds), duration(p.measured_seconds), p.note)
+        for p in d.phases
+    ]
+    return table(("PHASE", "PREDICTED", "MEASURED", ""), rows, "")
+
+
+def _prefill(d: Decision) -> str:
+    head = ("PREFILL", "OWN", "USED", "T_QUEUE", "T_TRANSFER", "T_PREFILL", "TTFT", "VERDICT")
+    rows = [
+        (
+            ("> " if c.worker_id == d.prefill_worker else "  ") + c.worker_id,
+            number(c.own_prefix_tokens),
+            number(c.used_prefix_tokens),
+            duration(c.queue_seconds),
+            duration(c.transfer_seconds),
+            duration(c.prefill_seconds),
+            duration(c.ttft_seconds),
+            c.verdict,
+        )
+        for c in d.prefill_candidates
+    ]
+    return table(head, rows, "")
+
+
+def _decode(d: Decision) -> str:
+    rows = [
+        (
+            ("> " if c.worker_id == d.decode_worker else "  ") + c.worker_id,
+            f"{c.running} / {c.cap}",
+            duration(c.predicted_tbt_seconds),
+            c.verdict,
+        )
+        for c in d.decode_candidates
+    ]
+    return table(("DECODE", "RUNNING", "PRED. TBT", "VERDICT"), rows, "")
+
+
+def _legs(d: Decision) -> str:
+    head = ("LEG", "WORKER", "DEVICE HIT", "POOL HIT", "COMPUTED", "LOADED", "STORED", "KV WAIT")
+    rows = [
+        (
+            name,
+            leg.worker_id,
+            number(leg.device_hit_tokens),
+            number(leg.pool_hit_tokens),
+            number(leg.computed_tokens),
+            f"{leg.loaded_blocks} blocks",
+            f"{leg.stored_blocks} blocks",
+            duration(leg.kv_wait_seconds),
+        )
+        for name, leg in (("prefill", d.prefill_leg), ("decode", d.decode_leg))
+        if leg is not None
+    ]
+    return table(head, rows, "")
