@@ -95,8 +95,14 @@ class AgentClient:
         return self._socket is not None
 
     def connect(self) -> Welcome:
-        """Make sure of a connection; the agent's welcome."""
+        """Make sure of a connection; the agent's welcome.
+
+        Only here is a connection that the agent ended noticed and replaced without an error: any
+        other call fails once, so that its caller learns that slots and pins of before are gone.
+        """
         with self._locked(self._timeout) as deadline:
+            if self._socket is not None and _has_ended(self._socket):
+                self._drop()
             self._ensure_connected(deadline)
             assert self._welcome is not None
             return self._welcome
@@ -252,6 +258,17 @@ def _connect(address: str, timeout_seconds: float) -> socket.socket:
     sock = socket.create_connection((host, int(port)), timeout_seconds)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock
+
+
+def _has_ended(sock: socket.socket) -> bool:
+    """Whether the peer closed the connection. Between calls nothing else is to be read."""
+    sock.settimeout(0)
+    try:
+        return not sock.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
 
 
 def _remaining(deadline: float) -> float:

@@ -49,6 +49,7 @@ class AsyncAgentClient:
         self._timeout = timeout_seconds
         self._lock = asyncio.Lock()
         self._backoff = Backoff()
+        self._last_error = ""
         self._calls: _Connection | None = None
         self._stream: _Connection | None = None
         self._resyncing = False
@@ -63,13 +64,16 @@ class AsyncAgentClient:
         self, body: RequestBody, expected: type[R], timeout_seconds: float | None = None
     ) -> R:
         """Send a request and wait for its reply. AgentUnavailableError, RefusedError."""
+        if self._calls is None and self._backoff.remaining_seconds:
+            raise AgentUnavailableError(f"{self.address}: {self._last_error} (waiting to retry)")
         try:
             async with asyncio.timeout(timeout_seconds or self._timeout), self._lock:
                 reply = await self._exchange(body)
         except (OSError, TimeoutError, ProtocolError, asyncio.IncompleteReadError) as error:
             await self._drop_calls()
             self._backoff.failed()
-            raise AgentUnavailableError(f"{self.address}: {_say(error)}") from error
+            self._last_error = str(error) or type(error).__name__
+            raise AgentUnavailableError(f"{self.address}: {self._last_error}") from error
         except asyncio.CancelledError:
             await self._drop_calls()  # its reply must not meet the next request
             raise
@@ -152,8 +156,6 @@ class AsyncAgentClient:
 
     async def _exchange(self, body: RequestBody) -> ReplyBody:
         if self._calls is None:
-            if self._backoff.remaining_seconds:
-                raise ConnectionError("did not answer lately (waiting to retry)")
             self._calls = await _Connection.open(self.address, self._hello)
             self.welcome = self._calls.welcome
             self._backoff.succeeded()
@@ -218,7 +220,3 @@ class _Connection:
         with contextlib.suppress(OSError, TimeoutError):
             async with asyncio.timeout(1.0):
                 await self._writer.wait_closed()
-
-
-def _say(error: BaseException) -> str:
-    return str(error) or type(error).__name__

@@ -1,0 +1,127 @@
+"""The agent's heartbeat against an HTTP server that checks it by the REST contract."""
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controlplane.nodes.schemas import Heartbeat, HeartbeatReply
+from workers.client import AgentClient
+from workers.core.messages import LegReport, NamespaceSpec, WorkerStatus
+
+Eventually = Callable[[Callable[[], bool]], None]
+
+
+class ControlPlane:
+    """Keeps what came; answers what the test put into `reply`, or fails while `broken`."""
+
+    def __init__(self) -> None:
+        self.beats: list[Heartbeat] = []
+        self.requests: list[tuple[str, str | None]] = []
+        self.reply = HeartbeatReply()
+        self.broken = False
+        owner = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                owner.answer(self)
+
+            def log_message(self, *args: Any) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.05,))
+        self.thread.start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server.server_port}"
+
+    def answer(self, handler: BaseHTTPRequestHandler) -> None:
+        body = handler.rfile.read(int(handler.headers["content-length"]))
+        self.requests.append((handler.path, handler.headers.get("authorization")))
+        status = 503 if self.broken else 200
+        if not self.broken:
+            self.beats.append(Heartbeat.model_validate_json(body))
+        answer = self.reply.model_dump_json().encode()
+        handler.send_response(status)
+        handler.send_header("content-length", str(len(answer)))
+        handler.end_headers()
+        handler.wfile.write(answer)
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
+
+
+@pytest.fixture
+def control_plane() -> Iterator[ControlPlane]:
+    made = ControlPlane()
+    yield made
+    made.close()
+
+
+class TestHeartbeat:
+    def test_tells_the_truth_and_takes_wishes_home(
+        self,
+        control_plane: ControlPlane,
+        make_agent: Callable[..., Any],
+        spec: NamespaceSpec,
+        tmp_path: Path,
+        eventually: Eventually,
+    ) -> None:
+        token = tmp_path / "token"
+        agent = make_agent("--control-plane", control_plane.url, "--token-file", str(token))
+        agent.start()
+        eventually(lambda: bool(control_plane.beats))
+        assert control_plane.requests[0] == ("/api/v1/nodes/n1/heartbeat", None)
+        token.write_text("secret\n")  # written later than our start, and read all the same
+
+        supervisor: AgentClient = agent.client("supervisor", "s")
+        supervisor.report_workers([WorkerStatus("p1", "prefill", "m", "http://x", "ready")])
+        worker = agent.worker("p1")
+        worker.report_leg(LegReport("t1", "p1", "kv_producer", prompt_tokens=10))
+        command = {"worker_id": "p1", "action": "drain", "command_id": "c1"}
+        control_plane.reply = HeartbeatReply(
+            commands=[command],
+            cache_policy={"eviction": "lru", "lease_seconds": 7.5, "write_queue_blocks": 9},
+        )
+        eventually(lambda: any(beat.leg_reports for beat in control_plane.beats))
+        eventually(lambda: worker.stats().write_queue_bound == 9)
+        commands = supervisor.report_workers([])
+        assert [(c.worker_id, c.action) for c in commands] == [("p1", "drain")]
+        eventually(lambda: control_plane.beats[-1].acknowledged_commands == ["c1"])
+        eventually(lambda: control_plane.beats[-1].acknowledged_commands == [])
+        assert supervisor.report_workers([]) == []
+
+        reports = [report for beat in control_plane.beats for report in beat.leg_reports]
+        assert [report["transfer_id"] for report in reports] == ["t1"]
+        beat = next(beat for beat in control_plane.beats if beat.leg_reports)
+        stats = beat.pool_stats
+        assert stats is not None
+        json.dumps(stats)
+        namespaces: Any = stats["namespaces"]
+        assert namespaces[0]["spec"]["model_id"] == spec.model_id
+        assert len(bytes.fromhex(namespaces[0]["digest"])) == 32
+        assert beat.events_endpoint == f"unix:{agent.socket}"
+        assert control_plane.requests[-1][1] == "Bearer secret"
+
+    def test_control_plane_down_loses_no_report_and_stops_nothing(
+        self, control_plane: ControlPlane, make_agent: Callable[..., Any], eventually: Eventually
+    ) -> None:
+        control_plane.broken = True
+        agent = make_agent("--control-plane", control_plane.url)
+        agent.start()
+        worker = agent.worker("p1")
+        worker.report_leg(LegReport("t1", "p1", "kv_producer"))
+        eventually(lambda: len(control_plane.requests) >= 2)
+        assert worker.lookup(b"", []).num_held == 0
+        control_plane.broken = False
+        eventually(lambda: any(beat.leg_reports for beat in control_plane.beats))
+        assert "heartbeat_failed" in agent.log
+        eventually(lambda: "control_plane_back" in agent.log)
