@@ -7,6 +7,8 @@ from datetime import UTC, tzinfo
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
+from textual import events
+
 from console.tui import palette
 from console.tui.localtime import LocalZone
 from console.tui.pages.base import Location, Page
@@ -40,7 +42,7 @@ async def perform(app: ConsoleApp, action: str) -> None:
             _open_filter(app)
         case "palette":
             app.prompt.open("palette", ":", "", hint="Enter goes, Up Down choose, Esc leaves")
-            prompt_changed(app, "")
+            prompt_changed(app)
         case "help":
             await _help(app)
         case "edit" | "put" | "compare":
@@ -150,11 +152,10 @@ def set_filter(app: ConsoleApp, source: str) -> str:
     return ""
 
 
-def prompt_changed(app: ConsoleApp, value: str) -> None:
-    """While typing."""
+def prompt_changed(app: ConsoleApp) -> None:
+    """Filters act while they are typed; the palette searches; a field is checked."""
     prompt = app.prompt
-    if not prompt.is_open:
-        return
+    value = prompt.input.value
     if prompt.kind == "palette":
         known = palette.entries(app.state.snapshot(), can_act=app.can_act)
         prompt.offer(palette.search(value, known, app.recent))
@@ -167,22 +168,26 @@ def prompt_changed(app: ConsoleApp, value: str) -> None:
     app.redraw()
 
 
-async def prompt_key(app: ConsoleApp, key: str) -> bool:
-    """Keys that the line itself does not take."""
+async def prompt_key(app: ConsoleApp, event: events.Key) -> None:
+    """One key while the prompt is open."""
     prompt = app.prompt
-    match key:
+    match event.key:
         case "escape":
             if prompt.kind == "filter":
                 set_filter(app, prompt.before)
             prompt.close()
+            app.redraw()
         case "up" | "down":
-            prompt.choose(-1 if key == "up" else 1)
+            prompt.choose(-1 if event.key == "up" else 1)
+            app.redraw()
         case "tab":
             _complete(app)
+            prompt_changed(app)
         case _:
-            return False
-    app.redraw()
-    return True
+            if await prompt.input.take(event):
+                await prompt_submitted(app, prompt.input.value)
+            else:
+                prompt_changed(app)
 
 
 def _complete(app: ConsoleApp) -> None:

@@ -10,11 +10,9 @@ from datetime import UTC, datetime, tzinfo
 
 from textual import events, work
 from textual.app import App, ComposeResult
-from textual.binding import Binding
 from textual.containers import Container
 from textual.message import Message
 from textual.screen import Screen
-from textual.widgets import Input
 
 from console.tui import actions, frame, keys, palette
 from console.tui.caps import Caps, detect
@@ -56,7 +54,6 @@ class ConsoleApp(App[None], inherit_bindings=False):
     """`can_act` is False for viewers: no acting key works or shows."""
 
     ENABLE_COMMAND_PALETTE = False
-    BINDINGS = [Binding("ctrl+c", "interrupt", show=False, priority=True)]
     CSS = """
     Screen { layout: vertical; background: ansi_default; color: ansi_default; }
     #header { height: 2; }
@@ -187,6 +184,7 @@ class ConsoleApp(App[None], inherit_bindings=False):
             ),
             caps=self.caps,
             can_act=self.can_act,
+            is_operator=self.token_given,
             width=size.width,
             height=size.height,
             problem=self.feed.problem,
@@ -196,7 +194,7 @@ class ConsoleApp(App[None], inherit_bindings=False):
         mark = freshness(now=now, received=held.now, held_at=held.server_now)
         return Context(
             held.snapshot, held.history, held.now, held.server_now, self.tz, mark, self.caps,
-            can_act=False, width=self.size.width, height=self.size.height,
+            is_operator=self.token_given, width=self.size.width, height=self.size.height,
         )  # fmt: skip
 
     def hold(self) -> None:
@@ -239,6 +237,8 @@ class ConsoleApp(App[None], inherit_bindings=False):
         path = [self._crumb(place) for place in self.trail[:-1]]
         own = self.page.path()
         further = own[1:] if path and self.page.name_shown else own
+        if path and further and further[0] == path[-1]:
+            further = further[1:]
         self._crumbs.show([frame.crumbs([*path, *further], self.page.right(), width)])
         self._footer.show([self._footer_line(width)])
         self.prompt.show_around(width)
@@ -311,30 +311,36 @@ class ConsoleApp(App[None], inherit_bindings=False):
         table = keys.merged(self.page.keys)
         return {name: key for name, key in table.items() if self.can_act or not key.acts}
 
-    async def on_key(self, event: events.Key) -> None:
+    async def on_event(self, event: events.Event) -> None:
+        """Keys are taken here, one after the other: what one opens gets the next, even in a burst."""
+        if isinstance(event, events.Key) and not event.is_forwarded and self.trail:
+            await self._take_key(event)
+        else:
+            await super().on_event(event)
+
+    async def _take_key(self, event: events.Key) -> None:
         """Every key of the app comes through the key table."""
-        name = event.character if event.character and event.character.isprintable() else event.key
-        names = {":": "colon", "/": "slash", "?": "question_mark", "=": "equals_sign",
-                 "[": "left_square_bracket", "]": "right_square_bracket"}  # fmt: skip
-        name = names.get(name, name)
+        if event.key == "ctrl+c":
+            await self.interrupt()
+            return
         if self.prompt.is_open:
-            if await actions.prompt_key(self, event.key):
-                event.stop()
+            await actions.prompt_key(self, event)
             return
         page = self.page
         if isinstance(page, ConfirmPage):
-            if page.press(name, self.clock()):
-                event.stop()
+            await page.press(event, self.clock())
             return
+        name = keys.name_of(event.key, event.character)
         key = self.key_table().get(name)
+        self._notice_until = 0.0
         if key is not None:
-            event.stop()
-            self._notice_until = 0.0
             await actions.perform(self, key.does)
         elif name in keys.LATER:
             self.notice(palette.later(name))
+        else:
+            self._dirty = True
 
-    async def action_interrupt(self) -> None:
+    async def interrupt(self) -> None:
         """Ctrl-c leaves a prompt or panel; twice quits."""
         now = self.clock()
         if self.prompt.is_open:
@@ -348,15 +354,10 @@ class ConsoleApp(App[None], inherit_bindings=False):
             self._interrupted_at = now
             self.notice("Ctrl-c again quits; q quits at once.")
 
-    async def on_input_changed(self, event: Input.Changed) -> None:
-        """Filters act while they are typed; the palette searches."""
-        if event.input is self.prompt.input:
-            actions.prompt_changed(self, event.value)
-
-    async def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Enter in the prompt."""
-        if event.input is self.prompt.input:
-            await actions.prompt_submitted(self, event.value)
+    def on_paste(self, event: events.Paste) -> None:
+        """What was pasted into the prompt counts as typed."""
+        if self.prompt.is_open:
+            self.call_after_refresh(actions.prompt_changed, self)
 
     async def on_rows_view_opened(self, message: RowsView.Opened) -> None:
         """A second click opens."""

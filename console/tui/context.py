@@ -67,6 +67,7 @@ class Context:
     fresh: freshness.Freshness
     caps: Caps = field(default_factory=Caps)
     can_act: bool = False
+    is_operator: bool = False  # has a token; may still not act while a moment is held
     width: int = 80
     height: int = 24
     problem: str = ""  # why there is no answer, in one sentence

@@ -58,6 +58,35 @@ def worker_lines(context: Context, worker_id: str, width: int) -> list[Line]:
     return [line(toned(f" worker {clean(worker_id)}", "strong")), *_fields(rows, width)]
 
 
+def gateway_lines(context: Context, gateway_id: str, width: int) -> list[Line]:
+    """A gateway's fields, as it last reported."""
+    found = next((g for g in context.snapshot.gateways if g.id == gateway_id), None)
+    if found is None:
+        return [line(toned(f" No gateway {clean(gateway_id)} is known. Esc goes back.", "muted"))]
+    stats = found.stats
+    fields = [
+        ("state", f"{found.state}, heard {numbers.age(found.age_seconds)} ago"),
+        ("url", found.url),
+        ("pid", str(found.pid)),
+        ("view", f"revision {numbers.count(found.view_revision)}"),
+    ]
+    if stats is not None:
+        fields += [
+            ("requests", f"{numbers.count(stats.requests_total)} since its start"),
+            ("in flight", numbers.count(stats.in_flight)),
+            ("rejected", numbers.count(stats.rejected_total)),
+            (
+                "failed",
+                f"{numbers.count(stats.failed_total)}, cancelled {numbers.count(stats.cancelled_total)}",
+            ),
+            ("client errors", numbers.count(stats.client_errors_total)),
+            ("prefix index", f"{numbers.count(stats.index_blocks)} blocks"),
+            ("memory", f"{numbers.stored_bytes(stats.rss_bytes)} resident"),
+        ]
+    rows = tuple(Row(name, (Text(name, "muted"), cell(value))) for name, value in fields)
+    return [line(toned(f" gateway {clean(gateway_id)}", "strong")), *_fields(rows, width)]
+
+
 def audit_lines(context: Context, row_id: str, width: int) -> list[Line]:
     """One audit row, unshortened."""
     row = next((r for r in context.snapshot.audit if str(r.id) == row_id), None)

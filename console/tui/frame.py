@@ -34,7 +34,7 @@ def _first(context: Context, width: int, actor: str) -> Line:
         spans.extend((Span(" "), Span("EMULATED", tone_style("warn") + REVERSE)))
     spans.append(Span("  "))
     spans.extend(_mark(context))
-    role = f"operator {clean(actor)}" if context.can_act else "viewer"
+    role = f"operator {clean(actor)}" if context.is_operator else "viewer"
     # A wide terminal keeps the alarms at the right edge, so that they never move.
     alarms = _alarms(context)
     left = plain_text(tuple(spans)) + f"  {role}"

@@ -87,6 +87,23 @@ REBASE = Key("E", "E", "edit", "take the draft onto the newer revision", "act", 
 PUT = Key("S", "S", "put", "put the draft into effect: shows what will happen first", "act", acts=True, footer=True)  # fmt: skip
 
 
+_NAMES = {
+    ":": "colon",
+    "/": "slash",
+    "?": "question_mark",
+    "=": "equals_sign",
+    "[": "left_square_bracket",
+    "]": "right_square_bracket",
+}
+
+
+def name_of(key: str, character: str | None) -> str:
+    """The name in this table of a key as the terminal reports it."""
+    if character and character.isprintable() and len(key) != 1:
+        return _NAMES.get(character, key)
+    return character if character and character.isprintable() else key
+
+
 def merged(page: Iterable[Key]) -> dict[str, Key]:
     """All keys of one screen by name; two meanings for one key raise `KeyCollisionError`."""
     keys: dict[str, Key] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
+from textual import events
 from textual.app import ComposeResult
 from textual.containers import Horizontal
 from textual.widget import Widget
@@ -14,6 +15,29 @@ from console.tui.lines import Line, LinesView, fit, line, reversed_line, toned
 from console.tui.palette import Entry
 
 PromptKind = Literal["filter", "palette", "field"]
+
+
+class LineInput(Input):
+    """An input that is fed by its owner, key by key.
+
+    The toolkit runs an input's bindings after the key has bubbled up, but takes characters at once:
+    in a burst (a slow link, a paste by hand) Ctrl-u or Backspace would then act on what was typed
+    after it.
+    """
+
+    async def take(self, event: events.Key) -> bool:
+        """Edit by one key; True when it is Enter, which is the owner's."""
+        for binding in self._bindings.key_to_bindings.get(event.key, ()):
+            if binding.action == "submit":
+                return True
+            await self.run_action(binding.action)
+            return False
+        if event.is_printable and event.character:
+            if self.selection.is_empty:
+                self.insert_text_at_cursor(event.character)
+            else:
+                self.replace(event.character, *self.selection)
+        return False
 
 
 class Prompt(Widget):
@@ -30,7 +54,7 @@ class Prompt(Widget):
     def __init__(self) -> None:
         super().__init__()
         self.kind: PromptKind = "filter"
-        self.input = Input(compact=True, max_length=500, select_on_focus=False)
+        self.input = LineInput(compact=True, max_length=500, select_on_focus=False)
         self.is_open = False
         self.found: list[Entry] = []
         self.chosen = 0

@@ -114,7 +114,7 @@ def read_context(client: Client) -> Context:
         tz=LocalZone(),
         fresh=freshness(now=now, received=snapshot.received, sample_age=age),
         caps=Caps("none", ascii_only=not is_utf8(os.environ)),
-        can_act=find_token() is not None,
+        is_operator=find_token() is not None,
         width=max(MIN_COLUMNS, size.columns),
         height=size.lines,
     )

@@ -26,6 +26,10 @@ class Location:
     def parse(cls, path: str) -> Location:
         """`node/n1`, `cache`, `policy/slo/default`."""
         noun, _, name = path.partition("/")
+        if noun in ("rejections", "kvwait") or path == "requests/slow":
+            return cls("requests", filter="status=rejected" if noun == "rejections" else "")
+        if noun == "transfers":
+            return cls(noun)
         return cls(noun, name)
 
 

@@ -31,6 +31,7 @@ PAGES: dict[str, Callable[[], Page]] = {
     "request": lambda: DetailPage("request"),
     "node": lambda: DetailPage("node"),
     "worker": lambda: DetailPage("worker"),
+    "gateway": lambda: DetailPage("gateway"),
     "audit_row": lambda: DetailPage("audit_row"),
 }
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from textwrap import wrap
 
+from textual import events
 from textual.app import ComposeResult
 from textual.message import Message
-from textual.widgets import Input
 
 from console.tui.context import Context
 from console.tui.lines import REVERSE, Line, LinesView, Span, line, toned
 from console.tui.pages.base import Page
+from console.tui.prompt import LineInput
 from console.viewmodel import policies
 from console.viewmodel.policies import Checked, Draft
 
@@ -54,7 +55,7 @@ class ConfirmPage(Page):
         self.change: Change | None = None
         self.busy = False
         self._text = LinesView()
-        self._reason = Input(
+        self._reason = LineInput(
             placeholder="reason (goes to the audit row; Tab reaches it)", max_length=500
         )
         self._buttons = LinesView()
@@ -104,14 +105,17 @@ class ConfirmPage(Page):
         state: Line = line(toned("   Putting it into effect.", "muted")) if self.busy else line("")
         self._buttons.show([line(""), tuple(spans), state])
 
-    def press(self, key: str, now: float) -> bool:
-        """A key while this panel is open; False leaves it to the reason's input."""
-        if self._reason.has_focus and key not in ("tab", "shift+tab", "escape"):
-            return False
+    async def press(self, event: events.Key, now: float) -> None:
+        """A key while this panel is open."""
+        key = event.key
+        if self._focus == 2 and key not in ("tab", "shift+tab", "escape"):
+            if await self._reason.take(event):
+                self._move(-1)
+            return
         match key:
             case "y":
                 self._agree(now)
-            case "escape" | "n" | "q":
+            case "escape":
                 self.post_message(self.Cancelled())
             case "tab" | "right" | "down":
                 self._move(1)
@@ -122,8 +126,7 @@ class ConfirmPage(Page):
             case "enter":
                 self._agree(now)
             case _:
-                return False
-        return True
+                return
 
     def _move(self, step: int) -> None:
         """Cancel, agree, reason, and around."""
@@ -140,10 +143,3 @@ class ConfirmPage(Page):
         self.busy = True
         self._show_buttons()
         self.post_message(self.Agreed(self.change, self._reason.value.strip()))
-
-    def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Enter in the reason goes on to the button."""
-        event.stop()
-        self._focus = 1
-        self.screen.set_focus(None)
-        self._show_buttons()

@@ -19,6 +19,7 @@ _KINDS: dict[str, tuple[str, str, Draw]] = {
     "request": ("Requests", "/requests/", details.request_lines),
     "node": ("Topology", "/nodes/", details.node_lines),
     "worker": ("Topology", "/workers/", details.worker_lines),
+    "gateway": ("Topology", "/gateways/", details.gateway_lines),
     "audit_row": ("Audit", "/audit/", details.audit_lines),
 }
 

@@ -181,6 +181,11 @@ class DraftPage(Page):
         self.note = ""
         self.comparing = False
 
+    @property
+    def url(self) -> str:  # type: ignore[override]  # follows what is shown
+        """The page of the policy."""
+        return f"/policies/{self.name_shown}"
+
     def compose(self) -> ComposeResult:
         """Head, fields, differences."""
         yield self._head
