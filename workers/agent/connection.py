@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Final, cast
-
-import structlog
 
 from workers.agent.events import Subscriber
 from workers.agent.node import Node, Session
@@ -17,7 +16,7 @@ HELLO_TIMEOUT_SECONDS: Final = 10.0
 MAX_CONNECTIONS: Final = 1024
 WRITE_BUFFER_BYTES: Final = 1 << 20
 
-_log = structlog.get_logger("agent")
+_log = logging.getLogger(__name__)
 
 
 class Connections:
@@ -69,7 +68,7 @@ class Connection(asyncio.Protocol):
             self._refuse(0, Refused("protocol", str(error)))
         except Exception:
             # A fault of ours must cost this client its connection and nobody else anything.
-            _log.exception("request_failed", connection=self._number)
+            _log.exception("request_failed connection=%d", self._number)
             self.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
@@ -77,7 +76,7 @@ class Connection(asyncio.Protocol):
         if self._hello_timer is not None:
             self._hello_timer.cancel()
         if self._session is not None:
-            _log.info("client_left", client=self._session.hello.client_id, number=self._number)
+            _log.info("client_left client=%s n=%d", self._session.hello.client_id, self._number)
             self._session = None
             self._node.goodbye(self._number)
 
@@ -113,13 +112,13 @@ class Connection(asyncio.Protocol):
     def _greet(self, seq: int, hello: Hello) -> None:
         reply = self._node.welcome(self._number, hello, self._make_subscriber)
         if isinstance(reply, Refused):
-            _log.warning("client_refused", client=hello.client_id, code=reply.code)
+            _log.warning("client_refused client=%s code=%s", hello.client_id, reply.code)
             self._refuse(seq, reply)
             return
         self._session = self._node.sessions[self._number]
         if self._hello_timer is not None:
             self._hello_timer.cancel()
-        _log.info("client_joined", client=hello.client_id, role=hello.role, number=self._number)
+        _log.info("client_joined client=%s role=%s n=%d", hello.client_id, hello.role, self._number)
         self._send(seq, reply)
 
     def _make_subscriber(self) -> Subscriber:

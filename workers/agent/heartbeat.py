@@ -6,12 +6,12 @@ A control plane that is down changes nothing here: the agent serves on and tries
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
 from typing import Any, Final
 
 import httpx2
 import msgspec
-import structlog
 
 from workers.agent.node import CachePolicy, Node
 from workers.core.messages import LegReport, WorkerCommand
@@ -20,7 +20,7 @@ TIMEOUT_SECONDS: Final = 2.0
 MAX_BACKOFF_SECONDS: Final = 5.0
 MAX_REPORTS_A_BEAT: Final = 1000
 
-_log = structlog.get_logger("heartbeat")
+_log = logging.getLogger(__name__)
 
 
 class HeartbeatReply(msgspec.Struct, frozen=True):
@@ -62,7 +62,7 @@ class Heartbeat:
             self._note_failure(error)
             return
         if self._failures:
-            _log.info("control_plane_back", after_failures=self._failures)
+            _log.info("control_plane_back after_failures=%d", self._failures)
         self._failures = 0
         _drop_sent(node, reports, acknowledged)
         node.take_commands(reply.commands)
@@ -72,7 +72,7 @@ class Heartbeat:
         self._failures += 1
         if self._failures & (self._failures - 1) == 0:  # 1, 2, 4, 8, ...: no flood
             _log.warning(
-                "heartbeat_failed", failures=self._failures, error=str(error), url=self._url
+                "heartbeat_failed failures=%d url=%s error=%s", self._failures, self._url, error
             )
 
     def _pause(self) -> float:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import os
 import socket as sockets
 from typing import Final
-
-import structlog
 
 from workers.agent.connection import Connections
 from workers.agent.heartbeat import Heartbeat
@@ -23,7 +22,7 @@ from workers.process import private_rss_bytes
 LEASE_TICK_SECONDS: Final = 0.25
 IDLE_TICK_SECONDS: Final = 1.0
 
-_log = structlog.get_logger("agent")
+_log = logging.getLogger(__name__)
 
 
 async def serve(settings: AgentSettings, clock: Clock, stop: asyncio.Event) -> None:
@@ -42,7 +41,7 @@ async def serve(settings: AgentSettings, clock: Clock, stop: asyncio.Event) -> N
         await asyncio.sleep(0)  # connections learn that they are lost while the loop still runs
     finally:
         slab.close()
-        _log.info("agent_stopped", node=settings.node_id)
+        _log.info("agent_stopped node=%s", settings.node_id)
 
 
 async def _run_loops(node: Node, slab: SlabFile, stop: asyncio.Event) -> None:
@@ -66,7 +65,7 @@ async def _expire_leases(node: Node) -> None:
         await asyncio.sleep(LEASE_TICK_SECONDS)
         num_expired = node.expire()
         if num_expired:
-            _log.warning("leases_expired", owners=num_expired)
+            _log.warning("leases_expired owners=%d", num_expired)
 
 
 async def _watch_when_idle(node: Node, slab: SlabFile) -> None:
@@ -76,7 +75,7 @@ async def _watch_when_idle(node: Node, slab: SlabFile) -> None:
         await asyncio.sleep(IDLE_TICK_SECONDS)
         if slab.touch_error and not told:
             told = True
-            _log.error("slab_not_allocated", error=slab.touch_error, path=str(slab.path))
+            _log.error("slab_not_allocated path=%s error=%s", slab.path, slab.touch_error)
         idle = node.num_requests == seen
         seen = node.num_requests
         if idle and node.settings.check_when_idle and node.pool is not None:
@@ -110,7 +109,7 @@ async def _listen(settings: AgentSettings, connections: Connections) -> list[asy
         servers.append(server)
         host, port = server.sockets[0].getsockname()[:2]
         endpoints.append(f"tcp:{host}:{port}")
-    _log.info("agent_ready", node=settings.node_id, endpoints=endpoints, pid=os.getpid())
+    _log.info("agent_ready node=%s endpoints=%s", settings.node_id, ",".join(endpoints))
     return servers
 
 

@@ -31,6 +31,7 @@ class AgentSettings:
         _require_positive("block_tokens", self.block_tokens)
         _require_positive("slab_bytes", self.slab_bytes)
         _require_positive("lease_seconds", self.lease_seconds)
+        _require_positive("heartbeat_seconds", self.heartbeat_seconds)
         _require_positive("write_queue_blocks", self.write_queue_blocks)
         if not self.node_id:
             raise ConfigError("node_id", self.node_id, "is empty", "Name the node, e.g. n1.")

@@ -102,6 +102,7 @@ class PrepareStore(msgspec.Struct, tag=True, frozen=True):
     """Ask for slots for the blocks of a chain that the node lacks.
 
     `block_hashes` is one chain in order; `parent` the hash before it (b"" at the chain's head).
+    What the node then has of parent and chain, held or being stored, is pinned for `owner`.
     """
 
     owner: str

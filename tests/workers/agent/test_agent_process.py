@@ -135,7 +135,7 @@ class TestStoreAndLoad:
 
     def test_tcp_serves_the_same(self, make_agent: Any, spec: NamespaceSpec) -> None:
         agent = make_agent("--tcp", "127.0.0.1:0").start()
-        port = agent.log.split("tcp:127.0.0.1:")[1].split("'")[0]
+        port = agent.log.split("tcp:127.0.0.1:")[1].split()[0]
         pool(agent, "p1", spec).store(keys := pool(agent, "p1", spec).chain("a"))
         remote = AgentClient(f"tcp:127.0.0.1:{port}", make_hello("cli", "c"), 20.0)
         agent.clients.append(remote)

@@ -66,6 +66,10 @@ def control_plane() -> Iterator[ControlPlane]:
     made.close()
 
 
+def beating(control_plane: ControlPlane) -> list[str]:
+    return ["--control-plane", control_plane.url, "--heartbeat-seconds", "0.1"]
+
+
 class TestHeartbeat:
     def test_tells_the_truth_and_takes_wishes_home(
         self,
@@ -76,7 +80,7 @@ class TestHeartbeat:
         eventually: Eventually,
     ) -> None:
         token = tmp_path / "token"
-        agent = make_agent("--control-plane", control_plane.url, "--token-file", str(token))
+        agent = make_agent(*beating(control_plane), "--token-file", str(token))
         agent.start()
         eventually(lambda: bool(control_plane.beats))
         assert control_plane.requests[0] == ("/api/v1/nodes/n1/heartbeat", None)
@@ -115,7 +119,7 @@ class TestHeartbeat:
         self, control_plane: ControlPlane, make_agent: Callable[..., Any], eventually: Eventually
     ) -> None:
         control_plane.broken = True
-        agent = make_agent("--control-plane", control_plane.url)
+        agent = make_agent(*beating(control_plane))
         agent.start()
         worker = agent.worker("p1")
         worker.report_leg(LegReport("t1", "p1", "kv_producer"))
