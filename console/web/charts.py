@@ -22,6 +22,7 @@ INK: dict[Palette, dict[str, str]] = {
     "light": {"page": "#ffffff", "panel": "#f4f6f8", "text": "#1b2229", "muted": "#55606b"},
 }
 MAX_TICKS = 8
+SUM_ROW = "all"
 TICK_STEPS_SECONDS = (10, 30, 60, 120, 180, 300, 600, 900, 1800, 3600, 7200, 10800, 21600)
 TEXT_IN_CELLS_UP_TO = 16  # columns: beyond it a cell is too narrow for its number
 MARGIN_TOP, MARGIN_BOTTOM = 8, 40
@@ -90,9 +91,12 @@ def stepped_colorscale(palette: Palette) -> list[list[float | str]]:
 
 
 def cell_text(cell: Cell, *, wide: bool) -> str:
-    """What stands inside a cell: its number where there is room, else only what warns."""
+    """What stands inside a cell: its number where there is room, else only what warns.
+
+    No data is the bare hatch where cells are many; every other gap carries its sign.
+    """
     if cell.level is None:
-        return cell.glyph
+        return cell.glyph if wide or cell.state != "no_data" else ""
     if wide:
         return f"{cell.text}{' !' if cell.breach else ''}"
     return "!" if cell.breach else cell.mark
@@ -148,7 +152,7 @@ def _layout(heatmap: Heatmap, palette: Palette) -> Json:
         "plot_bgcolor": "rgba(0,0,0,0)",
         "font": {"family": "ui-monospace, DejaVu Sans Mono, monospace", "size": 12, "color": ink["text"]},
         "xaxis": {**_axis(ink), **_x_ticks(heatmap)},
-        "yaxis": {**_axis(ink), **_y_ticks(heatmap), "fixedrange": True},
+        "yaxis": {**_axis(ink), **_y_ticks(heatmap), "fixedrange": True, "tickfont": {"size": min(12, _row_height(heatmap) - 2)}},
         "hoverlabel": {"bgcolor": ink["panel"], "bordercolor": ink["muted"], "font": {"color": ink["text"]}, "align": "left"},
         "dragmode": "zoom",
         "shapes": _absent_shapes(heatmap, ink["panel"]),
@@ -208,6 +212,7 @@ def _axis(ink: dict[str, str]) -> Json:
         "zeroline": False,
         "automargin": True,
         "tickmode": "array",
+        "tickangle": 0,
         "ticks": "outside",
         "ticklen": 4,
         "tickcolor": ink["muted"],
@@ -247,7 +252,8 @@ def _round_columns(columns: Sequence[HeatColumn]) -> list[HeatColumn]:
         return []
     span = (closed[-1].start or 0.0) - (closed[0].start or 0.0)
     step = next((s for s in TICK_STEPS_SECONDS if span / s <= MAX_TICKS), TICK_STEPS_SECONDS[-1])
-    return [c for c in closed if (c.start or 0.0) % step == 0]
+    last = (closed[-1].end or 0.0) - span / (2 * MAX_TICKS)  # room for the open column's mark
+    return [c for c in closed if (c.start or 0.0) % step == 0 and (c.start or 0.0) <= last]
 
 
 def _middle(column: HeatColumn) -> float:
@@ -278,7 +284,7 @@ def verdict_of(heatmap: Heatmap) -> str:
         return f"{heatmap.verdict[0].upper()}{heatmap.verdict[1:]}."
     first = strongest(heatmap, 1)
     if not first:
-        return "No cell of this window has a value."
+        return "No cell stands out in this window."
     cell = first[0][2]
     if cell.breach:
         return f"Past the alarm: {cell.readout}."
@@ -286,11 +292,18 @@ def verdict_of(heatmap: Heatmap) -> str:
 
 
 def strongest(heatmap: Heatmap, count: int) -> list[tuple[HeatRow, HeatColumn, Cell]]:
-    """The cells to look at first: by level, then by value in the direction of ink."""
+    """The cells to look at first: by level, then by value in the direction of ink.
+
+    The weakest level never stands out, and a sum over rows hides no row.
+    """
     sign = 1 if heatmap.scale.low_is_strong else -1
-    cells = heatmap.worst(len(heatmap.rows) * len(heatmap.columns))
-    ordered = sorted(cells, key=lambda item: (-(item[2].level or 0), sign * (item[2].value or 0)))
-    return ordered[:count]
+    cells = [
+        (row, column, cell)
+        for row, column, cell in heatmap.worst(len(heatmap.rows) * len(heatmap.columns))
+        if cell.level and row.key != SUM_ROW
+    ]
+    cells.sort(key=lambda item: (-(item[2].level or 0), sign * (item[2].value or 0)))
+    return cells[:count]
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,10 +59,16 @@ class Renderer:
             words=WORDS,
         )
 
-    def html(self, page: Page, frame: Frame, viewer: Viewer) -> bytes:
-        """The whole page."""
+    def html(self, page: Page, frame: Frame, viewer: Viewer, *, part: bool = False) -> bytes:
+        """The whole page, or the part of it that changes: header and main."""
         text = self._env.get_template(page.template).render(
-            **page.data, page=page, frame=frame, viewer=viewer, here=viewer.path, zone=viewer.tz
+            **page.data,
+            page=page,
+            part=part,
+            frame=frame,
+            viewer=viewer,
+            here=viewer.path,
+            zone=viewer.tz,
         )
         return text.encode()
 

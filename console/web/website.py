@@ -11,19 +11,21 @@ from console.viewmodel.levels import Palette
 from console.viewmodel.state import Snapshot
 from console.web.assets import Assets
 from console.web.charts import figure_of
-from console.web.frame import Frame, frame_of
+from console.web.frame import frame_of
 from console.web.inprocess import client_for
 from console.web.pages import figures, policies
 from console.web.pages.base import Context, Memory, Page, read_context
 from console.web.render import Renderer
 from console.web.respond import FOREVER, send
-from console.web.viewer import Viewer, viewer_of
+from console.web.viewer import viewer_of
 from controlplane.client_http import ClientError
 from controlplane.schema_base import Problem
 
 HTML = "text/html; charset=utf-8"
 JSON = "application/json"
 MAX_DRAFT_FIELDS = 50
+PART_HEADER = "x-part"
+VARY = "Accept-Encoding, Cookie, X-Part"
 
 Load = Callable[[Context], Awaitable[Page]]
 
@@ -50,16 +52,12 @@ class Website:
                 page = await load(context)
             except ClientError as error:
                 page, status = _problem_page(error.problem), error.status or 503
-        if "x-part" in request.headers:
+        part = PART_HEADER in request.headers
+        if part:
             status = 200  # an update that arrived; what it says is on the page
         frame = frame_of(snapshot, viewer, self._cluster)
-        return self._html(request, page, frame, viewer, status)
-
-    def _html(
-        self, request: Request, page: Page, frame: Frame, viewer: Viewer, status: int
-    ) -> Response:
-        body = self._renderer.html(page, frame, viewer)
-        reply = send(request, body, HTML, status=status, vary="Accept-Encoding, Cookie")
+        body = self._renderer.html(page, frame, viewer, part=part)
+        reply = send(request, body, HTML, status=status, vary=VARY)
         reply.headers["X-Rendered"] = "1"
         return reply
 
@@ -69,10 +67,7 @@ class Website:
         try:
             async with client_for(self._app, request) as client:
                 context = await read_context(client, viewer_of(request), self._memory)
-                if name == "hit-rate":
-                    heat = await figures.hit_rate(context, query.get("node", ""))
-                else:
-                    heat = await figures.FIGURES[name](context)
+                heat = await figures.load(context, name, query.get("node", ""))
                 happened = await figures.events(context, heat)
         except ClientError as error:
             return _problem(request, error.problem)

@@ -21,6 +21,7 @@ MONOTONIC_NOW = 0.0
 """A page is drawn in the moment its data came: rows are as old as the server says."""
 MAX_ROWS = 50
 MAX_REMEMBERED = 32
+FRESH_SECONDS = 0.9
 MAX_ROWS_FILTERED = 500
 
 Crumbs = Sequence[tuple[str, str]]
@@ -39,22 +40,31 @@ class Page:
     has_form: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class _Remembered:
+    heatmap: Heatmap
+    at: float
+
+
 class Memory:
-    """The last drawing of each figure, so that a cell changes level only well past an edge."""
+    """The last drawing of each figure. All who look within a second share one; the next starts
+    from its levels, so that a cell changes colour only well past an edge."""
 
     def __init__(self) -> None:
-        self._last: OrderedDict[str, Heatmap] = OrderedDict()
+        self._last: OrderedDict[str, _Remembered] = OrderedDict()
 
-    @staticmethod
-    def key(name: str, viewer: Viewer, part: str = "") -> str:
-        """Figures of different cuts share nothing."""
-        return f"{name} {viewer.window} {part}"
+    def fresh(self, key: str, now: float) -> Heatmap | None:
+        """The drawing, if it is not older than a second; `now` in seconds since the epoch."""
+        found = self._last.get(key)
+        return found.heatmap if found and 0 <= now - found.at < FRESH_SECONDS else None
 
-    def get(self, key: str) -> Heatmap | None:
-        return self._last.get(key)
+    def last(self, key: str) -> Heatmap | None:
+        """The drawing, however old."""
+        found = self._last.get(key)
+        return found.heatmap if found else None
 
-    def put(self, key: str, heatmap: Heatmap) -> Heatmap:
-        self._last[key] = heatmap
+    def put(self, key: str, heatmap: Heatmap, now: float) -> Heatmap:
+        self._last[key] = _Remembered(heatmap, now)
         self._last.move_to_end(key)
         while len(self._last) > MAX_REMEMBERED:
             self._last.popitem(last=False)

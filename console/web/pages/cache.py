@@ -19,7 +19,7 @@ VALUE_LABELS = {"p95": "P95", "bytes": "Bytes", "failures": "Failures"}
 
 async def cache_page(context: Context, view: str) -> Page:
     """`view` is hit-rate or evictions."""
-    heat = await figures.FIGURES[view](context)
+    heat = await figures.load(context, view)
     data = {
         "heat": heat,
         "source": figures.source_of(view, context.viewer),
@@ -38,9 +38,9 @@ async def transfers_page(context: Context) -> Page:
     value = figures.transfer_value(context.viewer)
     names = transfers.VALUES
     data = {
-        "heat": figures.heat_of(context, matrix),
+        "heat": await figures.load(context, "transfers"),
         "source": figures.source_of("transfers", context.viewer),
-        "pairs": with_pages(transfers.pair_table(matrix)),
+        "pairs": _with_pages(transfers.pair_table(matrix)),
         "value": value,
         "values": [(name, VALUE_LABELS[name]) for name in names],
         "next_value": names[(names.index(value) + 1) % len(names)],
@@ -68,9 +68,9 @@ async def pair_page(context: Context, source: str, destination: str) -> Page:
     return Page("pair.html", name, "transfers", crumbs, data)
 
 
-def with_pages(table: Table) -> Table:
-    """Each pair's row opens the pair's page."""
-    return replace(table, rows=tuple(map(_with_page, table.rows)))
+def _with_pages(table: Table) -> Table:
+    """Each pair's row opens the pair's page; the slowest are listed, the matrix has all."""
+    return replace(table, rows=tuple(map(_with_page, table.rows[:MAX_ROWS])))
 
 
 def _with_page(row: Row) -> Row:

@@ -66,7 +66,7 @@ async def node_page(context: Context, node_id: str) -> Page:
     workers = topology.workers(snapshot)
     own = [row for row in workers.rows if row.facts.get("node") == node_id]
     tiers = cache.tiers([node for node in snapshot.nodes if node.id == node_id])
-    heat = await figures.hit_rate(context, node_id)
+    heat = await figures.load(context, "hit-rate", node_id)
     data = {
         "facts": facts,
         "tiers": tiers,

@@ -15,7 +15,7 @@ from console.viewmodel.heatmap import Cell, HeatColumn, Heatmap, HeatRow
 from console.viewmodel.history import bucket_for
 from console.viewmodel.transfers import TransferValue
 from console.web.viewer import Viewer
-from controlplane.stats.schemas import Matrix, SeriesReply
+from controlplane.stats.schemas import SeriesReply
 
 from .base import Context
 
@@ -35,47 +35,39 @@ CSV_NAMES: dict[str, tuple[str, str, str]] = {
 """Names of value, numerator and denominator: base units, the unit in the name."""
 
 
-async def hit_rate(context: Context, node_id: str = "") -> Heatmap:
+async def load(context: Context, name: str, part: str = "") -> Heatmap:
+    """The figure `name`; `part` is a node of hit-rate. Read anew at most once a second."""
+    viewer = context.viewer
+    part = transfer_value(viewer) if name == "transfers" else part
+    key = f"{name} {part} {viewer.window} {viewer.tz}"
+    drawn = context.memory.fresh(key, context.now)
+    if drawn is None:
+        drawn = await FIGURES[name](context, part, context.memory.last(key))
+        context.memory.put(key, drawn, context.now)
+    return drawn
+
+
+async def _hit_rate(context: Context, node_id: str, previous: Heatmap | None) -> Heatmap:
     """Node x time; one node's row alone on its own page."""
     source = f"node:{node_id}" if node_id else "cluster,node:*"
     series = await _series(context, "prompt_tokens,hit_tokens", source)
     nodes = [n for n in context.snapshot.nodes if not node_id or n.id == node_id]
-    key = context.memory.key("hit-rate", context.viewer, node_id)
-    heat = cache.hit_rate(
-        series,
-        nodes,
-        _axis(context),
-        workers=context.snapshot.workers,
-        previous=context.memory.get(key),
-    )
-    return context.memory.put(key, heat)
+    workers = context.snapshot.workers
+    return cache.hit_rate(series, nodes, _axis(context), workers=workers, previous=previous)
 
 
-async def evictions(context: Context) -> Heatmap:
+async def _evictions(context: Context, part: str, previous: Heatmap | None) -> Heatmap:
     """Reason x time over all nodes."""
     series = await _series(context, EVICTION_METRICS, "node:*")
-    key = context.memory.key("evictions", context.viewer)
-    heat = cache.evictions(series, _axis(context), previous=context.memory.get(key))
-    return context.memory.put(key, heat)
+    return cache.evictions(series, _axis(context), previous=previous)
 
 
-async def transfer_matrix(context: Context) -> Heatmap:
+async def _transfers(context: Context, part: str, previous: Heatmap | None) -> Heatmap:
     """Source x destination."""
     matrix = await context.client.matrix(MATRIX_WINDOW_SECONDS)
-    return heat_of(context, matrix)
-
-
-def heat_of(context: Context, matrix: Matrix) -> Heatmap:
-    """The matrix as the viewer's choice of value."""
     value = transfer_value(context.viewer)
-    key = context.memory.key("transfers", context.viewer, value)
-    heat = transfers.transfers(
-        matrix,
-        workers=context.snapshot.workers,
-        value=value,
-        previous=context.memory.get(key),
-    )
-    return context.memory.put(key, heat)
+    workers = context.snapshot.workers
+    return transfers.transfers(matrix, workers=workers, value=value, previous=previous)
 
 
 def transfer_value(viewer: Viewer) -> TransferValue:
@@ -91,11 +83,11 @@ async def events(context: Context, heatmap: Heatmap) -> dict[str, str]:
     return marks.events_of(heatmap.columns, replace(context.snapshot, audit=tuple(found.items)))
 
 
-Load = Callable[[Context], Awaitable[Heatmap]]
+Load = Callable[[Context, str, Heatmap | None], Awaitable[Heatmap]]
 FIGURES: dict[str, Load] = {
-    "hit-rate": hit_rate,
-    "evictions": evictions,
-    "transfers": transfer_matrix,
+    "hit-rate": _hit_rate,
+    "evictions": _evictions,
+    "transfers": _transfers,
 }
 
 

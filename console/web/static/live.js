@@ -70,7 +70,7 @@ async function show(reply) {
   if (busyReading()) return;
   etag = reply.headers.get("ETag") ?? "";
   const next = new DOMParser().parseFromString(text, "text/html");
-  for (const id of ["top", "nav", "main"]) {
+  for (const id of ["top", "main"]) {
     const here = document.getElementById(id);
     const there = next.getElementById(id);
     if (here && there) morph(here, there);

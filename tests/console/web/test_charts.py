@@ -89,6 +89,14 @@ class TestFigure:
         assert "no traffic" in hovers[0]
         assert "no data" in hovers[1]
 
+    def test_among_many_columns_no_data_is_the_bare_hatch(self, made: SimpleNamespace) -> None:
+        reply = SeriesReply(start=made.AT, step_seconds=10, series=[])
+        axis = TimeAxis(made.AT, UTC, 900.0, 90)
+        heat = cache.hit_rate(reply, [made.node("n1")], axis)
+        closed = figure_of(heat, "dark").traces[0]
+        assert set(closed["text"][0]) == {""}
+        assert all("no data" in text for text in closed["hovertext"][0])
+
     def test_a_row_that_did_not_exist_is_blank_and_not_hatched(self, hit_rate: Heatmap) -> None:
         figure = figure_of(hit_rate, "dark")
         blank = [shape for shape in figure.layout["shapes"] if shape["type"] == "rect"]

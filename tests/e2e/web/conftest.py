@@ -20,7 +20,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 from controlplane.client import Client
 from controlplane.client_http import ClientError
-from controlplane.decisions.schemas import Decision, PrefillCandidate
+from controlplane.decisions.schemas import Decision, Leg, PrefillCandidate
 from controlplane.gateways.schemas import (
     HISTOGRAM_BOUNDS_SECONDS,
     GatewayReport,
@@ -171,6 +171,9 @@ def decision(request_id: str, **changes: Any) -> Decision:
         "model": "smollm2", "status": "finished_stop", "prompt_tokens": 1000, "hit_tokens": 512,
         "prefill_worker": "p1", "decode_worker": "d1", "ttft_seconds": 0.09,
         "predicted_ttft_seconds": 0.06, "http_status": 200, "prefill_candidates": [candidate],
+        "decode_leg": Leg(worker_id="d1", prompt_tokens=1000, loaded_blocks=8, loaded_bytes=8 * 2**20,
+                          kv_wait_seconds=0.004, kv_wait_by_stage_seconds={"wire": 0.004}),
+        "e2e_seconds": 1.0,
     }  # fmt: skip
     return Decision(**{**fields, **changes})
 
