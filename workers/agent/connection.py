@@ -82,7 +82,7 @@ class Connection(asyncio.Protocol):
 
     def pause_writing(self) -> None:
         """The client does not read: stop taking its requests, let its events wait."""
-        if self._transport is not None:
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
         if self._session is not None and self._session.subscriber is not None:
             self._session.subscriber.pause()

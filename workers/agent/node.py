@@ -98,6 +98,7 @@ class Node:
     ) -> None:
         self.settings = settings
         self.slab_path = slab_path
+        self.slab_bytes = settings.slab_bytes
         self.clock = clock
         self._rss_bytes = rss_bytes
         self.started = clock.monotonic()
@@ -147,7 +148,7 @@ class Node:
             node_id=self.settings.node_id,
             incarnation=self.incarnation,
             slab_path=self.slab_path,
-            slab_bytes=self.settings.slab_bytes,
+            slab_bytes=self.slab_bytes,
             slot_bytes=0 if self.pool is None else slot_bytes_of(self.pool.block_bytes),
             header_bytes=SLOT_HEADER_BYTES,
             num_slots=0 if self.pool is None else self.pool.slots.num_slots,
@@ -186,7 +187,7 @@ class Node:
             self.settings.node_id,
             self.incarnation,
             self.clock.monotonic() - self.started,
-            self.settings.slab_bytes,
+            self.slab_bytes,
             self._rss_bytes(),
         )
         return pool_stats(
@@ -199,6 +200,12 @@ class Node:
             self.limits.lease_seconds = policy.lease_seconds
         if policy.write_queue_blocks is not None and policy.write_queue_blocks > 0:
             self.limits.write_queue_blocks = policy.write_queue_blocks
+
+    def shrink_slab(self, slab_bytes: int) -> None:
+        """The machine cannot back more than this: use no slot beyond it, then or later."""
+        self.slab_bytes = slab_bytes
+        if self.pool is not None:
+            self.pool.slots.shrink(slab_bytes // slot_bytes_of(self.pool.block_bytes))
 
     def take_commands(self, commands: list[WorkerCommand]) -> None:
         """Keep new commands for the supervisor; each once, however often it is repeated."""
@@ -314,9 +321,7 @@ class Node:
             return refused
         known_bytes = 0 if self.pool is None else self.pool.block_bytes
         slot_bytes = slot_bytes_of(spec.block_bytes)
-        refused = check_geometry(
-            spec.block_bytes, known_bytes, self.settings.slab_bytes, slot_bytes
-        )
+        refused = check_geometry(spec.block_bytes, known_bytes, self.slab_bytes, slot_bytes)
         if refused is not None:
             return refused
         digest = namespace_digest(spec)
@@ -335,7 +340,7 @@ class Node:
     def _make_pool(self, block_bytes: int, slot_bytes: int) -> PoolState:
         generation = (self.incarnation << _GENERATION_SHIFT) & _GENERATION_MASK
         return PoolState(
-            self.settings.slab_bytes // slot_bytes,
+            self.slab_bytes // slot_bytes,
             make_policy("lru"),
             self.limits,
             block_bytes=block_bytes,

@@ -76,6 +76,7 @@ async def _watch_when_idle(node: Node, slab: SlabFile) -> None:
         if slab.touch_error and not told:
             told = True
             _log.error("slab_not_allocated path=%s error=%s", slab.path, slab.touch_error)
+            node.shrink_slab(slab.touched_bytes)
         idle = node.num_requests == seen
         seen = node.num_requests
         if idle and node.settings.check_when_idle and node.pool is not None:

@@ -24,6 +24,10 @@ class SlotTable:
     def num_free(self) -> int:
         return len(self._freed) + self.num_slots - len(self._generations)
 
+    def shrink(self, num_slots: int) -> None:
+        """Never hand out a slot from `num_slots` on; those that were once stay in use."""
+        self.num_slots = min(self.num_slots, max(num_slots, len(self._generations)))
+
     def take(self) -> tuple[int, int] | None:
         """(slot, generation), or None when no slot is free."""
         if self._freed:

@@ -38,6 +38,7 @@ from workers.core.messages import (
     WorkerCommand,
     WorkerStatus,
 )
+from workers.core.pool_integrity import check_integrity
 
 MakeSpec = Callable[..., NamespaceSpec]
 
@@ -276,6 +277,20 @@ class TestCachePolicy:
         bench.node.apply_cache_policy(CachePolicy())
         assert bench.node.limits.lease_seconds == 30
         assert bench.node.limits.write_queue_blocks == 500
+
+
+class TestShrinking:
+    def test_no_slot_beyond_what_the_machine_can_back(self, bench: Bench) -> None:
+        worker = bench.session()
+        bench.store(worker, 2)
+        bench.node.shrink_slab(5 * 20480 + 1)
+        bench.store(worker, 10)
+        assert bench.node.handle(worker, Lookup(bench.namespace, bench.chain)) == LookupReply(5)
+        assert bench.node.stats().capacity_blocks == 5
+        bench.node.shrink_slab(0)
+        assert bench.node.stats().capacity_blocks == 5
+        assert bench.node.pool is not None
+        check_integrity(bench.node.pool)
 
 
 class TestSettings:
