@@ -1,6 +1,5 @@
 """Decision records: kept until both legs have reported, then sent, within bounds."""
 
-import copy
 from collections import OrderedDict, deque
 from collections.abc import Callable
 
@@ -21,7 +20,10 @@ MAX_PER_REPORT = 1000
 class Joining:
     """One request's record between its end and its legs' reports."""
 
-    __slots__ = ("decision", "due", "expected", "finished_at", "on_prefill_leg", "sent")
+    __slots__ = (
+        "decision", "due", "expected", "finished_at", "has_agent", "on_prefill_leg",
+        "sent",
+    )  # fmt: skip
 
     def __init__(self, decision: Decision) -> None:
         self.decision = decision
@@ -29,6 +31,7 @@ class Joining:
         self.finished_at: float | None = None
         self.due = 0.0
         self.sent = False
+        self.has_agent = False  # reports may come, even late
         self.on_prefill_leg: Callable[[Leg], None] | None = None
 
 
@@ -39,24 +42,25 @@ class Records:
         self._stats = stats
         self._joining: OrderedDict[str, Joining] = OrderedDict()
         self._buffer: deque[Decision] = deque()
+        self._unannounced: dict[str, Joining] = {}
         self.on_news: Callable[[], None] = lambda: None
 
     @property
     def num_buffered(self) -> int:
-        return len(self._buffer)
+        return len(self._buffer) + len(self._unannounced)
 
     @property
     def num_joining(self) -> int:
         return len(self._joining)
 
     def begin(self, decision: Decision) -> Joining:
-        """A running request; its record is sent now and again at its end."""
+        """A running request: told with the next report, if it still runs then, and at its end."""
         entry = Joining(decision)
-        self._joining[decision.request_id] = entry
+        self._joining[decision.request_id] = self._unannounced[decision.request_id] = entry
         if len(self._joining) > MAX_JOINING:
             _, oldest = self._joining.popitem(last=False)
             self._send(oldest)
-        self._put(_copy(decision))
+        self.on_news()
         return entry
 
     def end(self, entry: Joining, now: float) -> None:
@@ -65,6 +69,8 @@ class Records:
         entry.due = now + JOIN_SECONDS
         if not entry.expected:
             self._send(entry)
+            if not entry.has_agent:
+                self._joining.pop(entry.decision.request_id, None)
 
     def once(self, decision: Decision) -> None:
         """A request that ran no leg."""
@@ -103,7 +109,13 @@ class Records:
             del self._joining[request_id]
 
     def take(self) -> list[Decision]:
-        """Up to `MAX_PER_REPORT` decisions, oldest first; `put_back` when they did not arrive."""
+        """Up to `MAX_PER_REPORT` decisions, oldest first; `put_back` when they did not arrive.
+
+        They are to be encoded at once: a running one goes on changing.
+        """
+        for entry in self._unannounced.values():
+            self._put(entry.decision)
+        self._unannounced.clear()
         count = min(len(self._buffer), MAX_PER_REPORT)
         return [self._buffer.popleft() for _ in range(count)]
 
@@ -115,7 +127,8 @@ class Records:
         if not entry.sent and entry.finished_at is not None:
             self._count(entry.decision)
         entry.sent = True
-        self._put(_copy(entry.decision))
+        self._unannounced.pop(entry.decision.request_id, None)
+        self._put(entry.decision)
 
     def _count(self, decision: Decision) -> None:
         """Prompt and hit tokens are counted together, once, so that shares add up."""
@@ -161,8 +174,3 @@ def _added(leg: Leg | None, report: LegReport) -> Leg:
         elif not isinstance(value, str):
             fields[name] = before + value
     return Leg(**fields)
-
-
-def _copy(decision: Decision) -> Decision:
-    """A running record must not change while it waits to be sent."""
-    return copy.copy(decision)  # its lists are replaced, never changed in place

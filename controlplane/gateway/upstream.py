@@ -186,6 +186,7 @@ class _Connection(asyncio.Protocol):
         self._reply: Reply | None = None
         self._pieces: list[bytes] = []
         self._message_complete = False
+        self._keep = False
         self.idle_since = 0.0
         self.got_bytes = False
 
@@ -244,14 +245,13 @@ class _Connection(asyncio.Protocol):
             return
         if self._message_complete:
             # Before the last piece, so that its receiver sees a reply that is complete.
-            keep = self._parser.should_keep_alive()
             self._reply = None
             reply.complete = True
         if self._pieces:
             pieces, self._pieces = self._pieces, []
             reply.take(pieces)
         if self._message_complete:
-            self._pool.give_back(self, keep=keep)
+            self._pool.give_back(self, keep=self._keep)
         reply.wake()
 
     # --- parser ---
@@ -272,6 +272,7 @@ class _Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         if self._parser.get_status_code() >= 200:
             self._message_complete = True
+            self._keep = self._parser.should_keep_alive()  # the parser forgets it after this
 
 
 class Upstream:

@@ -235,6 +235,7 @@ class Walk:
         total = theirs or ours
         if self._record is not None and self._context.agents.follows(worker.row.node_id):
             self._record.expected.add("prefill")
+            self._record.has_agent = True
             self._record.on_prefill_leg = lambda leg: times.observe(
                 leg.computed_tokens, leg.device_hit_tokens + leg.pool_hit_tokens, seconds
             )
@@ -308,6 +309,7 @@ class Walk:
         self._outcome.decode_sent_at = monotonic()
         if self._record is not None and context.agents.follows(worker.row.node_id):
             self._record.expected.add("decode")
+            self._record.has_agent = True
         path = asked.request.path
         if asked.body.stream:
             await self._stream(worker, path, head, body, prefilled)

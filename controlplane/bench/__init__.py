@@ -1,0 +1,1 @@
+"""Benches of the control plane's side."""

@@ -1,0 +1,75 @@
+"""Verbs that measure: `perilune bench gateway`."""
+
+import json
+from enum import StrEnum
+from typing import Annotated, Any
+
+import typer
+
+GROUP = "bench"
+
+
+class Peer(StrEnum):
+    """What to compare with."""
+
+    VLLM_ROUTER = "vllm-router"
+    NONE = "none"
+
+
+def register(app: typer.Typer) -> None:
+    """Add to the group `bench`, which another package may have made already."""
+    for info in app.registered_groups:
+        if info.name == GROUP and info.typer_instance is not None:
+            info.typer_instance.command("gateway")(gateway)
+            return
+    group = typer.Typer(name=GROUP, help="Measure parts of the product.", no_args_is_help=True)
+    group.callback()(_group)
+    group.command("gateway")(gateway)
+    app.add_typer(group)
+
+
+def _group() -> None:
+    """Measure parts of the product."""
+
+
+def gateway(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    peer: Annotated[Peer, typer.Option(help="What to compare with.")] = Peer.VLLM_ROUTER,
+    requests: Annotated[int, typer.Option(min=8, help="Measured requests a round.")] = 2000,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds; medians are given.")] = 3,
+    clients: Annotated[int, typer.Option(min=1, max=256, help="Connections.")] = 8,
+    model: Annotated[str, typer.Option(help="Folder whose tokenizer is timed.")] = "",
+) -> None:
+    """CPU a request and time to first byte of the gateway, streamed and plain.
+
+    Exits 3 when the peer is not installed.
+    """
+    from controlplane.bench.gateway import Load, run_gateway_bench  # noqa: PLC0415 - heavy
+
+    load = Load(requests=requests, clients=clients, warm_up=max(8, requests // 10))
+    name = None if peer is Peer.NONE else peer.value
+    path = model or _default_model()
+    result = run_gateway_bench(peer=name, load=load, model_path=path, rounds=rounds)
+    if as_json:
+        print(json.dumps(result))
+        return
+    for key, value in result.items():
+        _show(key, value)
+
+
+def _show(name: str, value: Any) -> None:
+    if isinstance(value, dict):
+        for inner, number in value.items():
+            _show(f"{name}.{inner}", number)
+    else:
+        print(f"{name:<28} {value:.4g}" if isinstance(value, float) else f"{name:<28} {value}")
+
+
+def _default_model() -> str | None:
+    """The prepared model, if there is one."""
+    import os  # noqa: PLC0415 - with pathlib, only here
+    from pathlib import Path  # noqa: PLC0415
+
+    home = Path(os.environ.get("PERILUNE_HOME") or Path.home() / ".local/share/perilune")
+    folder = home / "models" / "smollm2"
+    return str(folder) if (folder / "tokenizer.json").exists() else None
