@@ -87,6 +87,7 @@ class PeriluneConnector(KVConnectorBase_V1):
                 "set it to 'recompute'",
                 transfer.kv_load_failure_policy,
             )
+        self._block_pool: Any = None
         self._scheduler: SchedulerHalf | None = None
         self._worker: WorkerHalf | None = None
         if role == KVConnectorRole.WORKER:
@@ -151,6 +152,9 @@ class PeriluneConnector(KVConnectorBase_V1):
         assert isinstance(handshake, PeriluneHandshake)
         self._scheduler = SchedulerHalf(self._settings, handshake.spec)
 
+    def bind_gpu_block_pool(self, gpu_block_pool: Any) -> None:
+        self._block_pool = gpu_block_pool
+
     def on_new_request(self, request: Any) -> None:
         self._in_scheduler.add(request)
 
@@ -170,10 +174,9 @@ class PeriluneConnector(KVConnectorBase_V1):
         if not isinstance(meta, PeriluneWorkerMetadata):
             return
         spoiled = self._in_scheduler.apply(meta.results)
-        manager = getattr(self, "_kv_cache_manager", None)
-        if spoiled and manager is not None:
+        if spoiled and self._block_pool is not None:
             # Until it is computed again, nobody else may find these blocks by their content.
-            manager.evict_blocks(spoiled)
+            self._block_pool.evict_blocks(spoiled)
 
     def request_finished(
         self, request: Any, block_ids: list[int]

@@ -44,7 +44,14 @@ def require_supported(vllm_config: Any, kv_cache_config: Any) -> None:
 def namespace_of(
     settings: ConnectorSettings, vllm_config: Any, kv_cache_config: Any, paged: PagedKv
 ) -> NamespaceSpec:
-    """The namespace of one engine's blocks."""
+    """The namespace of one engine's blocks. ConfigError where pages are not what they seem."""
+    if paged.num_blocks != kv_cache_config.num_blocks:
+        raise ConfigError(
+            "KV cache layout",
+            f"{paged.num_blocks} x {paged.format.shape}",
+            f"its first axis does not count the engine's {kv_cache_config.num_blocks} blocks",
+            "Use a vLLM release that gives each layer as [blocks, ...]",
+        )
     cache_dtype = vllm_config.cache_config.cache_dtype
     dtype = paged.format.dtype
     layout = getattr(kv_cache_config, "kv_cache_layout", None) or "unnamed"
