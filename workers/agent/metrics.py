@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from workers.core.blocks import BlockState
 from workers.core.messages import LegReport, NamespaceInfo, PoolStats, WorkerStatus
 from workers.core.pool_counters import PoolCounters
 from workers.core.pool_state import PoolLimits, PoolState
+from workers.core.pool_views import num_pending
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ def pool_stats(
         capacity_blocks=0 if pool is None else pool.slots.num_slots,
         used_blocks=0 if pool is None else pool.slots.num_slots - pool.slots.num_free,
         pinned_blocks=0 if pool is None else pool.num_pinned,
-        pending_blocks=0 if pool is None else _num_pending(pool),
+        pending_blocks=0 if pool is None else num_pending(pool),
         block_bytes=0 if pool is None else pool.block_bytes,
         slab_bytes=facts.slab_bytes,
         rss_bytes=facts.rss_bytes,
@@ -80,9 +80,3 @@ def pool_stats(
         namespaces=namespaces,
         workers=workers,
     )
-
-
-def _num_pending(pool: PoolState) -> int:
-    """Blocks that are on their way to be readable."""
-    waiting = sum(1 for block in pool.writing if block.state is BlockState.PENDING)
-    return waiting + pool.num_written

@@ -54,6 +54,7 @@ from workers.core.messages import (
 from workers.core.owners import TooManyOwnersError
 from workers.core.policies.registry import make_policy
 from workers.core.pool_state import ClientRef, PoolLimits, PoolState
+from workers.core.pool_views import stored_runs
 
 MAX_WORKERS: Final = 1024
 MAX_LEG_REPORTS: Final = 2000
@@ -218,7 +219,7 @@ class Node:
             del self._commands_seen[next(iter(self._commands_seen))]
 
     def readable_runs(self) -> list[BlocksStored]:
-        return [] if self.pool is None else self.pool.runs()
+        return [] if self.pool is None else stored_runs(self.pool)
 
     # --- requests ---------------------------------------------------------------------------
 

@@ -20,7 +20,6 @@ from typing import Final
 from workers.core.blocks import Block, BlockState
 from workers.core.ids import BlockHash, OwnerId
 from workers.core.messages import (
-    BlocksStored,
     KvEvent,
     LookupReply,
     PreparedStore,
@@ -30,7 +29,7 @@ from workers.core.messages import (
 from workers.core.owners import Load, Owner, OwnerTable
 from workers.core.policies.base import EvictionPolicy
 from workers.core.pool_counters import PoolCounters
-from workers.core.pool_events import EventNotes, RemovalCause, parent_key
+from workers.core.pool_events import EventNotes, RemovalCause
 from workers.core.prefix_index import held_prefix
 from workers.core.slots import SlotTable
 
@@ -211,18 +210,6 @@ class PoolState:
     def write_queue_room(self) -> int:
         return max(0, self.limits.write_queue_blocks - len(self.writing))
 
-    @property
-    def num_written(self) -> int:
-        """Blocks whose bytes are in place and that wait for an ancestor. O(writing)."""
-        waiting = [b for b in self.writing if b.state is BlockState.PENDING]
-        written: set[Block] = set()
-        while waiting:
-            for child in waiting.pop().children.values():
-                if child.state is BlockState.WRITTEN and child not in written:
-                    written.add(child)
-                    waiting.append(child)
-        return len(written)
-
     # --- owners -----------------------------------------------------------------------------
 
     def release(self, owner_id: OwnerId, now: float) -> int:
@@ -261,20 +248,6 @@ class PoolState:
     def take_events(self) -> list[KvEvent]:
         """What changed for readers since the last call."""
         return self._events.take()
-
-    def runs(self) -> list[BlocksStored]:
-        """All readable blocks as runs of chains, parents before children."""
-        runs: list[BlocksStored] = []
-        heads = [b for b in self.blocks.values() if b.parent is None and _is_readable(b)]
-        while heads:
-            block = heads.pop()
-            run = BlocksStored(block.namespace, parent_key(block), [block.key])
-            runs.append(run)
-            while len(below := [b for b in block.children.values() if _is_readable(b)]) == 1:
-                block = below[0]
-                run.block_hashes.append(block.key)
-            heads += below
-        return runs
 
     # --- inside -----------------------------------------------------------------------------
 
@@ -494,7 +467,3 @@ class PoolState:
         if block.slot_idle and self.by_slot.get(block.slot) is block:
             del self.by_slot[block.slot]
             self.slots.give_back(block.slot)
-
-
-def _is_readable(block: Block) -> bool:
-    return block.state is BlockState.STORED

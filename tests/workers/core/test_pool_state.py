@@ -10,6 +10,7 @@ from workers.core.policies.lru import LruPolicy
 from workers.core.pool_counters import MAX_PAIRS, OTHER_PAIR, PoolCounters
 from workers.core.pool_integrity import check_integrity
 from workers.core.pool_state import ClientRef, PoolLimits, PoolState
+from workers.core.pool_views import num_pending, stored_runs
 
 SPACE = b"s" * 32
 P1, P2, D1 = ClientRef(1, "p1"), ClientRef(2, "p2"), ClientRef(3, "d1")
@@ -90,7 +91,7 @@ class TestStoring:
         bench.complete([third, second])
         assert bench.pool.take_events() == []
         assert bench.held(A) == 0
-        assert bench.pool.num_written == 2
+        assert num_pending(bench.pool) == 3
         bench.complete([first])
         assert bench.held(A) == 3
 
@@ -339,7 +340,7 @@ class TestRuns:
         branch = block_hashes(A[1], [77, 78], 1)
         bench.store(A[:3])
         bench.complete(bench.prepare(branch, parent=A[1]))
-        runs = {run.parent: run.block_hashes for run in bench.pool.runs()}
+        runs = {run.parent: run.block_hashes for run in stored_runs(bench.pool)}
         assert runs[b""] == A[:2]
-        assert len(bench.pool.runs()) == 3
-        assert {run.parent for run in bench.pool.runs()} == {b"", A[1]}
+        assert len(stored_runs(bench.pool)) == 3
+        assert {run.parent for run in stored_runs(bench.pool)} == {b"", A[1]}
