@@ -64,7 +64,7 @@ def build_app() -> tuple[typer.Typer, list[str]]:
         try:
             register: Callable[[typer.Typer], None] = entry.load()
         except ModuleNotFoundError as error:
-            if is_own_module(error.name) and error.name != entry.module:
+            if is_own_module(error.name):
                 raise
             missing.append(
                 f"The verbs of {entry.name} need the Python module {error.name}: "

@@ -22,6 +22,7 @@ from workers.models.resolve import resolve_model
 from workers.supervisor import preflight
 from workers.supervisor.guardian import end_sessions
 from workers.supervisor.home import Home, ensure_token
+from workers.supervisor.hub import fetch_model_files
 from workers.supervisor.logs import MAX_LOG_BYTES
 from workers.supervisor.plan import ClusterPlan, make_plan
 from workers.supervisor.ports import choose_ports
@@ -87,10 +88,14 @@ def prepare(settings: Settings, progress: Progress) -> ClusterPlan:
     ports = choose_ports(settings)
     preflight.check_disk(settings)
     model = resolve_model(settings.model, settings.data, progress=progress.say)
-    preflight.check_model_files(model)
     preflight.check_shm(settings)
     preflight.check_memory(settings, model)
-    return make_plan(settings, model, ports)
+    files = model.source
+    if not model.is_local:
+        progress.say(f"fetching the tokenizer of {model.source}")
+        files = fetch_model_files(model.source, settings.engine_python)
+    preflight.check_model_files(files)
+    return make_plan(settings, model, files, ports)
 
 
 def run_detached(arguments: list[str], home: Home) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections import deque
@@ -31,10 +32,11 @@ class BoundedLog:
 
     def write(self, chunk: bytes) -> list[str]:
         """Append bytes; returns the lines that they completed."""
-        if self._size + len(chunk) > self._max_bytes:
-            self._rotate()
-        self._file.write(chunk)
-        self._size += len(chunk)
+        with contextlib.suppress(OSError):  # a full disk must not end what runs
+            if self._size + len(chunk) > self._max_bytes:
+                self._rotate()
+            self._file.write(chunk)
+            self._size += len(chunk)
         *whole, rest = (self._partial + chunk).split(b"\n")
         self._partial = rest[-MAX_LINE_BYTES:]
         lines = [clean(line[:MAX_LINE_BYTES]) for line in whole]

@@ -42,8 +42,10 @@ class ClusterPlan:
         return [component for component in self.components if component.worker is not None]
 
 
-def make_plan(settings: Settings, model: ResolvedModel, ports: Ports) -> ClusterPlan:
-    """`model_path` of the plan holds the tokenizer for the gateway; the engine loads the source."""
+def make_plan(
+    settings: Settings, model: ResolvedModel, model_path: str, ports: Ports
+) -> ClusterPlan:
+    """`model_path` holds the tokenizer for the gateway; engines load the model's `source`."""
     control_plane_url = f"http://{settings.host}:{ports.control_plane}"
     gateway_url = f"http://{settings.host}:{ports.gateway}"
     slab = SHM / f"perilune-{settings.cluster_name}-{NODE_ID}.slab"
@@ -57,7 +59,7 @@ def make_plan(settings: Settings, model: ResolvedModel, ports: Ports) -> Cluster
     return ClusterPlan(
         settings=settings,
         model=model,
-        model_path=model.source,
+        model_path=model_path,
         control_plane_url=control_plane_url,
         gateway_url=gateway_url,
         slab_paths=(slab,),

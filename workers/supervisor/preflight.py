@@ -57,15 +57,11 @@ def check_block_tokens(block_tokens: int, engine_block_tokens: int) -> None:
         )
 
 
-def check_model_files(model: ResolvedModel) -> None:
+def check_model_files(folder: str) -> None:
     """The gateway tokenises with the model's own files."""
-    if not model.is_local:
-        return
     for name in ("config.json", "tokenizer.json"):
-        if not (Path(model.source) / name).is_file():
-            raise ConfigError(
-                "--model", model.source, f"has no {name}", "Point at a whole model folder."
-            )
+        if not (Path(folder) / name).is_file():
+            raise ConfigError("model", folder, f"has no {name}", "Give a whole model folder.")
 
 
 def check_disk(settings: Settings) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import sys
@@ -52,6 +53,7 @@ ACTIONS: dict[str, Event] = {
     "drain": DrainRequested(),
     "resume": ResumeRequested(),
 }
+log = logging.getLogger(__name__)
 
 
 class Runner:
@@ -153,7 +155,9 @@ class Runner:
         match command:
             case Command.SPAWN:
                 self._launched_at = time.monotonic()
-                task = asyncio.create_task(self._live(), name=f"live {self.component.name}")
+                task = asyncio.create_task(
+                    self._live_or_say_why(), name=f"live {self.component.name}"
+                )
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
             case Command.TERMINATE:
@@ -165,6 +169,15 @@ class Runner:
         # Only the leader: it ends its own children in order.
         if self._child is not None and self._child.returncode is None:
             self._child.send_signal(number)
+
+    async def _live_or_say_why(self) -> None:
+        try:
+            await self._live()
+        except Exception as error:  # ours or the system's: the process must not be forgotten
+            log.exception("%s", self.component.name)
+            self.kill()
+            self._child, self.pid = None, 0
+            self.feed(Exited(f"cannot be supervised: {error}"))
 
     async def _live(self) -> None:
         """One process: from spawn to the end of its last descendant."""

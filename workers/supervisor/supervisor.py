@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import shlex
 import time
@@ -27,7 +28,10 @@ from workers.supervisor.state_file import ClusterState, SupervisorState, write_s
 START_ATTEMPTS = 2
 """So many failures of one process before it was ever ready end `up`."""
 CHECK_SECONDS = 1.0
+SAME_REQUEST_SECONDS = 1.0
+"""A terminal and `make` both pass one Ctrl-C on: within this time it is the same one."""
 USUAL_URL = "http://127.0.0.1:7700"
+log = logging.getLogger(__name__)
 
 
 class StartupError(PeriluneError):
@@ -41,6 +45,7 @@ class Supervisor:
         self.state: ClusterState = "starting"
         self._plan = plan
         self._stopping = False
+        self._asked_at = 0.0
         self._transition = asyncio.Event()
         self._token = token
         self._progress = progress
@@ -74,9 +79,12 @@ class Supervisor:
 
     def request_stop(self) -> None:
         """End everything in order; `run` returns when it is done. Asked twice, it hurries."""
-        if self._stopping:
+        now = time.monotonic()
+        if self._stopping and now - self._asked_at > SAME_REQUEST_SECONDS:
             for runner in self._runners.values():
                 runner.kill()
+        elif not self._stopping:
+            self._asked_at = now
         self._stopping = True
         self._transition.set()
 
@@ -205,13 +213,16 @@ class Supervisor:
         return f"{runner.process.last_error} (log: {runner.component.log_file})"
 
     def _save(self) -> None:
-        write_state(self.snapshot_path, self.snapshot())
+        try:
+            write_state(self.snapshot_path, self.snapshot())
+        except OSError as error:  # a full disk must not end what runs
+            log.warning("cannot write %s: %s", self.snapshot_path, error)
 
 
 def next_steps(plan: ClusterPlan) -> list[str]:
     """A request that answers, the console, the dashboard."""
     message = '{"role": "user", "content": "What is the capital of France?"}'
-    body = f'{{"model": "{plan.model.served_name}", "messages": [{message}]}}'
+    body = f'{{"model": "{plan.model.served_name}", "temperature": 0, "messages": [{message}]}}'
     return [
         f"  curl {plan.gateway_url}/v1/chat/completions "
         f"-H 'content-type: application/json' -d '{body}'",

@@ -19,7 +19,7 @@ MODEL = ResolvedModel("m", "org/m", "/models/m", "w1", is_local=True)
 
 def plan_of(folder: Path, **more: object) -> ClusterPlan:
     settings = Settings(data=folder, prefill=RoleSettings(1), decode=RoleSettings(2), **more)  # type: ignore[arg-type]  # fields by name
-    return make_plan(settings, MODEL, PORTS)
+    return make_plan(settings, MODEL, MODEL.source, PORTS)
 
 
 def option(command: tuple[str, ...], name: str) -> str:
