@@ -95,6 +95,7 @@ def prepare(settings: Settings, progress: Progress) -> ClusterPlan:
         progress.say(f"fetching the tokenizer of {model.source}")
         files = fetch_model_files(model.source, settings.engine_python)
     preflight.check_model_files(files)
+    preflight.check_model_length(files, settings.max_model_len)
     return make_plan(settings, model, files, ports)
 
 

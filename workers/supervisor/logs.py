@@ -70,10 +70,18 @@ def last_error_line(lines: list[str]) -> str:
     stripped = [_strip_prefixes(line) for line in lines]
     words = [line for line in stripped if line]
     for wanted in (_is_exception, _is_error):
-        for line in reversed(words):
-            if wanted(line):
-                return line[:300]
+        for index in reversed(range(len(words))):
+            if wanted(words[index]):
+                return _with_detail(words, index)[:300]
     return words[-1][:300] if words else ""
+
+
+def _with_detail(words: list[str], index: int) -> str:
+    """pydantic only counts errors in its first line; the next one names the first of them."""
+    line = words[index]
+    if " validation error" in line and index + 1 < len(words):
+        return words[index + 1].removeprefix("Value error, ")
+    return line
 
 
 def _strip_prefixes(line: str) -> str:

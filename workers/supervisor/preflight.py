@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import shutil
@@ -62,6 +63,21 @@ def check_model_files(folder: str) -> None:
     for name in ("config.json", "tokenizer.json"):
         if not (Path(folder) / name).is_file():
             raise ConfigError("model", folder, f"has no {name}", "Give a whole model folder.")
+
+
+def check_model_length(folder: str, max_model_len: int) -> None:
+    """The engine refuses a context that is longer than the model's, after half a minute."""
+    try:
+        longest = json.loads((Path(folder) / "config.json").read_text())["max_position_embeddings"]
+    except (OSError, ValueError, KeyError):
+        return  # the config does not say: the engine knows better
+    if isinstance(longest, int) and max_model_len > longest:
+        raise ConfigError(
+            "--max-model-len",
+            max_model_len,
+            f"is more than the {longest} tokens that the model was made for",
+            f"Choose {longest} or less.",
+        )
 
 
 def check_disk(settings: Settings) -> None:

@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-REFRESHES_PER_SECOND = 4
+REFRESHES_PER_SECOND = 2
 STYLES = {
     "waiting": "dim",
     "launching": "yellow",

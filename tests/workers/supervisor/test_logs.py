@@ -50,6 +50,14 @@ def test_a_new_process_does_not_inherit_its_predecessors_error(tmp_path: Path) -
             ],
             "ValueError: no KV cache room",
         ),
+        (
+            [
+                "pydantic_core._pydantic_core.ValidationError: 1 validation error for ModelConfig",
+                "  Value error, max_model_len (9) is greater than 8 [type=value_error]",
+                "    For further information visit a page",
+            ],
+            "max_model_len (9) is greater than 8 [type=value_error]",
+        ),
         (["starting", "[error] cannot listen", "shutting down"], "[error] cannot listen"),
     ],
 )

@@ -75,6 +75,15 @@ def test_a_model_folder_without_tokenizer(tmp_path: Path) -> None:
         preflight.check_model_files(str(tmp_path))
 
 
+def test_a_context_longer_than_the_models(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"max_position_embeddings": 8192}')
+    preflight.check_model_length(str(tmp_path), 8192)
+    with pytest.raises(ConfigError, match=r"--max-model-len = 9000: is more than the 8192"):
+        preflight.check_model_length(str(tmp_path), 9000)
+    (tmp_path / "config.json").write_text("{}")
+    preflight.check_model_length(str(tmp_path), 9000)
+
+
 @pytest.mark.parametrize(
     ("settings", "named"),
     [
