@@ -29,6 +29,7 @@ log = structlog.get_logger("controlplane")
 def main(arguments: list[str] | None = None) -> int:
     """Exit code 2: a setting that cannot work; 1: it can, but not now (port, database)."""
     options = _parser().parse_args(arguments)
+    _configure_log()
     _die_with_launcher()
     try:
         settings = make_settings(
@@ -99,6 +100,20 @@ def _listen(settings: Settings) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+def _configure_log() -> None:
+    """Plain lines, times in UTC; errors as text without local variables."""
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.dev.ConsoleRenderer(
+                colors=False, exception_formatter=structlog.dev.plain_traceback
+            ),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger("INFO"),
+    )
 
 
 def _die_with_launcher() -> None:

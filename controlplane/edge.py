@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import secrets
+import traceback
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
 
@@ -60,7 +61,13 @@ class Edge:
         except ApiError as error:
             await exchange.fail(error.problem, error.headers)
         except Exception:
-            log.exception("request failed", path=scope["path"], request_id=request_id)
+            # as text: a pretty traceback would show local variables, the token among them
+            log.error(  # noqa: TRY400
+                "request failed",
+                path=scope["path"],
+                request_id=request_id,
+                trace=traceback.format_exc(),
+            )
             detail = f"An error inside the control plane; its log names request {request_id}."
             await exchange.fail(Problem(title="internal error", status=500, detail=detail), {})
         finally:
@@ -142,18 +149,19 @@ class _Exchange:
         return message
 
     async def send(self, message: Message) -> None:
+        if self._overflow is not None:  # the framework made another error of it
+            await self.fail(self._overflow.problem, self._overflow.headers)
+            return
         if message["type"] == "http.response.start":
-            if self._overflow is not None:  # the framework made another error of it
-                overflow, self._overflow = self._overflow, None
-                raise overflow
             self.status = message["status"]
             headers: list[tuple[bytes, bytes]] = list(message.get("headers", []))
             message = {**message, "headers": [*headers, (b"x-request-id", self._request_id)]}
         await self._send(message)
 
     async def fail(self, problem: Problem, headers: dict[str, str]) -> None:
-        if self.status:  # the answer has begun: all that is left is to break it off
+        if self.status:  # the answer has begun: there is no second one
             return
+        self.status = problem.status
         body = problem_json(problem)
         sent: list[tuple[bytes, bytes]] = [
             (b"content-type", PROBLEM_TYPE.encode()),
@@ -165,6 +173,7 @@ class _Exchange:
             "status": problem.status,
             "headers": sent,
         }
-        await self.send(start)
+        sent.append((b"x-request-id", self._request_id))
         head = self._scope["method"] == "HEAD"
-        await self.send({"type": "http.response.body", "body": b"" if head else body})
+        await self._send(start)
+        await self._send({"type": "http.response.body", "body": b"" if head else body})

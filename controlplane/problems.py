@@ -29,6 +29,7 @@ WAY_OUT_OF_STATUS = {
     405: "The methods of each path are listed at /openapi.json.",
 }
 MAX_NAMED_CHARS = 80
+PLACES = frozenset({"body", "query", "path", "header"})
 NOT_JSON = frozenset({"json_invalid", "bytes_invalid_encoding"})
 
 
@@ -95,10 +96,8 @@ def invalid(
 ) -> ApiError:
     """The first of pydantic's `errors` as an `ApiError`; `model` lets it name the allowed range."""
     error = errors[0]
-    location = [
-        part for part in (*prefix, *error["loc"]) if part not in {"query", "path", "header"}
-    ]
-    if location and location[0] == "body" and len(location) > 1:
+    location = [*prefix, *error["loc"]]
+    if len(location) > 1 and location[0] in PLACES:
         location = location[1:]
     field = ".".join(str(part) for part in location)
     if error["type"] in NOT_JSON:

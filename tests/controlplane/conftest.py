@@ -275,7 +275,11 @@ class Api:
         return await self.http.post(f"/api/v1/nodes/{node_id}/heartbeat", json=body)
 
     async def report(
-        self, gateway_id: str = "gw-1", *, decisions: list[dict[str, Any]] | None = None, **stats: Any
+        self,
+        gateway_id: str = "gw-1",
+        *,
+        decisions: list[dict[str, Any]] | None = None,
+        **stats: Any,
     ) -> httpx2.Response:
         body = {
             "url": "http://127.0.0.1:8000",

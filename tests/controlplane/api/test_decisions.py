@@ -7,7 +7,8 @@ from datetime import timedelta
 import pytest
 
 from controlplane.decisions import repository
-from controlplane.decisions.schemas import Decision
+from controlplane.decisions.schemas import Decision, Leg
+from workers.core.messages import LegReport
 
 
 def leg(role, worker, transfer="t-r1", **changes):
@@ -132,9 +133,6 @@ async def test_a_both_role_worker_is_placed_by_its_id(api, bodies):
 
 
 def test_every_field_of_a_leg_report_has_its_place():
-    from controlplane.decisions.schemas import Leg
-    from workers.core.messages import LegReport
-
     own = {"transfer_id", "kv_role"}
     assert set(Leg.model_fields) == set(LegReport.__struct_fields__) - own
     assert Decision.model_fields["prefill_leg"].default is None

@@ -52,7 +52,9 @@ async def test_a_later_command_takes_the_earlier_ones_place(api, bodies):
 async def test_every_action_is_audited(api, bodies):
     await joined(api, bodies)
     body = {"action": "restart", "reason": "leak"}
-    await api.http.post("/api/v1/workers/p1/actions", json=body, headers={"X-Perilune-Actor": "ana"})
+    await api.http.post(
+        "/api/v1/workers/p1/actions", json=body, headers={"X-Perilune-Actor": "ana"}
+    )
     row = (await api.get("/audit"))["items"][0]
     assert (row["actor"], row["verb"], row["target"], row["reason"]) == (
         "ana",

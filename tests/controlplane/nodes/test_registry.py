@@ -11,7 +11,14 @@ from controlplane.nodes.state import Grace, node_state
 class TestStates:
     @pytest.mark.parametrize(
         ("age", "state"),
-        [(0, "ready"), (2.9, "ready"), (3.0, "stale"), (9.9, "stale"), (10.0, "lost"), (1e9, "lost")],
+        [
+            (0, "ready"),
+            (2.9, "ready"),
+            (3.0, "stale"),
+            (9.9, "stale"),
+            (10.0, "lost"),
+            (1e9, "lost"),
+        ],
     )
     def test_follows_the_age(self, age, state):
         assert node_state(age) == state
@@ -60,7 +67,11 @@ async def test_e03_a_node_without_numbers_breaks_nothing(api):
     await api.heartbeat("bare", stats=False)
     await api.heartbeat("full")
     bare, full = (await api.get("/nodes"))["items"]
-    assert (bare["used_blocks"], bare["capacity_blocks"], bare["block_tokens"]) == (None, None, None)
+    assert (bare["used_blocks"], bare["capacity_blocks"], bare["block_tokens"]) == (
+        None,
+        None,
+        None,
+    )
     assert full["used_blocks"] == 10
     overview = await api.get("/overview")
     assert overview["capacity_bytes"] == 100 * 1024

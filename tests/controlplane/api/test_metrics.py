@@ -1,0 +1,82 @@
+"""docs/metrics.md and /metrics say the same, both ways."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from controlplane.gateways.schemas import HISTOGRAM_BOUNDS_SECONDS
+from controlplane.metrics.series import ALL
+
+DOC = Path(__file__).parents[3] / "docs" / "metrics.md"
+ROW = re.compile(
+    r"^\| `(perilune_\w+)` \| (\w+) \| ([^|]*) \| ([^|]*) \| ([^|]*) \|$", re.MULTILINE
+)
+
+
+def documented():
+    rows = ROW.findall(DOC.read_text())
+    return {
+        name: (kind, frozenset(re.findall(r"`(\w+)`", labels)), unit.strip(), definition.strip())
+        for name, kind, labels, unit, definition in rows
+    }
+
+
+async def scraped(api, bodies):
+    """Every series with at least one sample: {name: (kind, labels, help)}."""
+    pair = {"p1>d1": 1}
+    await api.heartbeat(
+        "n1",
+        workers=[bodies["worker"]("p1", rss_bytes=1)],
+        evicted_by_cause={"capacity": 1},
+        shm_bytes_by_pair=pair,
+        shm_seconds_by_pair={"p1>d1": 0.5},
+    )
+    await api.report(workers={"p1": {"running": 1}})
+    response = await api.http.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain")
+    found = {}
+    for family in text_string_to_metric_families(response.text):
+        name = family.name + ("_total" if family.type == "counter" else "")
+        labels = {label for sample in family.samples for label in sample.labels} - {"le"}
+        found[name] = (family.type, frozenset(labels), family.documentation, len(family.samples))
+    return found
+
+
+async def test_documented_and_exported_are_the_same(api, bodies):
+    docs, real = documented(), await scraped(api, bodies)
+    assert set(docs) == set(real)
+    for name, (kind, labels, unit, definition) in docs.items():
+        assert real[name][:3] == (kind, labels, definition), name
+        assert real[name][3] > 0, f"{name} has no sample in a cluster with everything"
+        assert unit
+
+
+def test_names_follow_the_rules():
+    for spec in ALL:
+        assert spec.full_name.startswith("perilune_")
+        assert spec.name.endswith("_total") == (spec.kind == "counter"), spec.name
+        for unit in ("seconds", "bytes"):
+            assert (spec.unit == unit) == (unit in spec.name), spec.name
+
+
+async def test_histograms_are_cumulative(api):
+    counts = [0] * (len(HISTOGRAM_BOUNDS_SECONDS) + 1)
+    counts[3], counts[5] = 2, 1
+    await api.report(ttft={"counts": counts, "sum_seconds": 0.09})
+    text = (await api.http.get("/metrics")).text
+    name = "perilune_gateway_time_to_first_token_seconds"
+    assert f'{name}_bucket{{gateway="gw-1",le="0.01"}} 2.0' in text
+    assert f'{name}_bucket{{gateway="gw-1",le="+Inf"}} 3.0' in text
+    assert f'{name}_sum{{gateway="gw-1"}} 0.09' in text
+
+
+async def test_a_client_cannot_add_series(api):
+    for index in range(20):
+        await api.http.get(f"/api/v1/nothing/{index}")
+        await api.http.request(f"VERB{index}", "/api/v1/nodes")
+    text = (await api.http.get("/metrics")).text
+    lines = [line for line in text.splitlines() if "http_requests_total{" in line]
+    assert len(lines) < 6
