@@ -180,6 +180,8 @@ class LinesView(Widget, can_focus=False):
         ]
         if changed and width:
             self.refresh(*changed)
+        elif changed:
+            self.refresh()  # hidden: its lines are cached all the same
 
     def get_content_height(self, container: object, viewport: object, width: int) -> int:
         """As many rows as lines."""

@@ -58,11 +58,20 @@ def hit_rate(
     columns, values = _cut(series, axis)
     levels = previous_levels(previous, _open_keys(columns))
     rows = [
-        _hit_row(f"node:{node.id}", node, _node_label(node, workers), columns, values, axis, levels)
+        _hit_row(
+            f"node:{node.id}",
+            node,
+            _node_label(node, workers),
+            columns,
+            values,
+            levels,
+            _closed(previous, node.id),
+        )
         for node in sorted(nodes, key=lambda node: node.id)
     ]
     if len(nodes) > 1 and ("cluster", "prompt_tokens") in values:
-        rows.append(_hit_row("cluster", None, "all", columns, values, axis, levels))
+        known = _closed(previous, "all")
+        rows.append(_hit_row("cluster", None, "all", columns, values, levels, known))
     traffic = any(c.state == "ok" for row in rows for c in row.cells)
     return Heatmap(
         name="hit_rate",
@@ -86,15 +95,16 @@ def _hit_row(
     label: str,
     columns: Sequence[HeatColumn],
     values: Values,
-    axis: TimeAxis,
     levels: Mapping[tuple[str, str], int],
+    known: Mapping[str, Cell],
 ) -> HeatRow:
     key = node.id if node else "all"
     nothing: list[float | None] = [None] * len(columns)
     asked, marks = values.get((source, "prompt_tokens"), (nothing, [""] * len(columns)))
     hits, _ = values.get((source, "hit_tokens"), (nothing, []))
     cells = tuple(
-        _hit_cell(key, column, hits[i], asked[i], node, axis, levels, marks[i])
+        _same(known.get(column.key), column, hits[i], asked[i], marks[i])
+        or _hit_cell(key, column, hits[i], asked[i], node, levels, marks[i])
         for i, column in enumerate(columns)
     )
     total = sum(value for value in asked if value)
@@ -110,17 +120,35 @@ def _hit_row(
     )
 
 
+def _closed(previous: Heatmap | None, key: str) -> dict[str, Cell]:
+    """Cells of a row's closed columns as drawn last: they hardly ever change."""
+    row = next((r for r in previous.rows if r.key == key), None) if previous else None
+    if previous is None or row is None:
+        return {}
+    pairs = zip(previous.columns, row.cells, strict=True)
+    return {column.key: cell for column, cell in pairs if not column.is_open}
+
+
+def _same(
+    cell: Cell | None, column: HeatColumn, hit: float | None, asked: float | None, mark: str
+) -> Cell | None:
+    """The cell again, if nothing that it says has changed."""
+    if cell is None or column.is_open or cell.state != "ok" or cell.mark != mark:
+        return None
+    same = (cell.numerator, cell.denominator) == (hit, asked)
+    return cell if same and cell.readout.find(column.span) >= 0 else None
+
+
 def _hit_cell(
     key: str,
     column: HeatColumn,
     hit: float | None,
     asked: float | None,
     node: Node | None,
-    axis: TimeAxis,
     levels: Mapping[tuple[str, str], int],
     mark: str,
 ) -> Cell:
-    where = f"{key}  {_span(column, axis.tz)}"
+    where = f"{key}  {column.span}"
     if asked is None or (asked and hit is None):
         return without_value(_why_no_data(column, node), where, mark=mark)
     if not asked:
@@ -194,7 +222,7 @@ def _eviction_cell(
     levels: Mapping[tuple[str, str], int],
     mark: str,
 ) -> Cell:
-    where = f"{label}  {_span(column, axis.tz)}"
+    where = f"{label}  {column.span}"
     if blocks is None:
         return without_value("no_data", where, mark=mark)
     seconds = _seconds(column, axis.now)
@@ -269,16 +297,7 @@ def _cut(series: SeriesReply, axis: TimeAxis) -> tuple[tuple[HeatColumn, ...], V
     wide = rebucket(series, step, axis.now)
     last = int(axis.now // step)
     num = max(1, int(axis.window_seconds // step))
-    columns = tuple(
-        HeatColumn(
-            f"{index * step:.0f}",
-            numbers.clock(index * step, axis.tz, seconds=step < 60),
-            index * step,
-            (index + 1) * step,
-            is_open=(index + 1) * step > axis.now,
-        )
-        for index in range(last - num + 1, last + 1)
-    )
+    columns = tuple(_column(index, step, axis) for index in range(last - num + 1, last + 1))
     first = round(wide.start / step)
     offset = last - num + 1 - first
     values = {
@@ -289,6 +308,20 @@ def _cut(series: SeriesReply, axis: TimeAxis) -> tuple[tuple[HeatColumn, ...], V
         for s in wide.series
     }
     return columns, values
+
+
+def _column(index: int, step: float, axis: TimeAxis) -> HeatColumn:
+    start, end = index * step, (index + 1) * step
+    is_open = end > axis.now
+    span = f"{numbers.clock(start, axis.tz)} to {numbers.clock(end, axis.tz)}"
+    return HeatColumn(
+        f"{start:.0f}",
+        numbers.clock(start, axis.tz, seconds=step < 60),
+        start,
+        end,
+        is_open,
+        f"{span} (open)" if is_open else span,
+    )
 
 
 def _end(columns: Sequence[HeatColumn], axis: TimeAxis) -> str:
@@ -324,11 +357,6 @@ def _seconds(column: HeatColumn, now: float) -> float:
     if column.start is None or column.end is None:
         return 1.0
     return max(1.0, min(column.end, now) - column.start)
-
-
-def _span(column: HeatColumn, tz: tzinfo) -> str:
-    text = f"{numbers.clock(column.start, tz)} to {numbers.clock(column.end, tz)}"
-    return text + (" (open)" if column.is_open else "")
 
 
 def _node_label(node: Node, workers: Sequence[Worker]) -> str:

@@ -52,6 +52,7 @@ class HeatColumn:
     start: float | None = None
     end: float | None = None
     is_open: bool = False
+    span: str = ""  # both ends of the time, for the read-out
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,6 +56,9 @@ def rebucket(reply: SeriesReply, bucket_seconds: float, end: float) -> SeriesRep
 
 
 def _rebucket_one(series: Series, first: int, ratio: int, head: int, tail: int) -> Series:
+    if ratio == 1:
+        missing = tail - head + 1 - len(series.values)
+        return series if missing <= 0 else _padded(series, missing)
     groups: list[list[float | None]] = [[] for _ in range(tail - head + 1)]
     marks = [""] * len(groups)
     for place, (value, mark) in enumerate(zip_longest(series.values, series.marks, fillvalue=None)):
@@ -64,6 +67,11 @@ def _rebucket_one(series: Series, first: int, ratio: int, head: int, tail: int) 
         marks[group] = str(mark) if mark else marks[group]
     values = [merge(series.metric, group) for group in groups]
     return Series(metric=series.metric, source=series.source, values=values, marks=marks)
+
+
+def _padded(series: Series, missing: int) -> Series:
+    values = [*series.values, *([None] * missing)]
+    return Series(metric=series.metric, source=series.source, values=values, marks=series.marks)
 
 
 @dataclass(slots=True)

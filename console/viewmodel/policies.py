@@ -249,5 +249,5 @@ def conflict(draft: Draft, newer: PolicyRevision, tz: tzinfo) -> str:
     when = numbers.clock(newer.created_at, tz, seconds=False)
     return clean(
         f"{draft.name} r{newer.revision} was taken by {newer.author} at {when}. "
-        "Nothing was done. Your draft is kept; c compares, E rebases."
+        "Your draft is kept; c compares, E rebases."
     )

@@ -182,7 +182,7 @@ def _service_line(row: ServiceRow, context: Context) -> Line:
 
 def _worst_lines(context: Context) -> list[Line]:
     """The worst row of every figure."""
-    hit = hit_rate_of(context, 90)
+    hit = hit_rate_of(context, 15)
     matrix = matrix_of(context)
     lines = [line(""), line(toned(" WORST OF EACH FIGURE, 15 min (transfers 5 min)", "muted"))]
     lowest = min(

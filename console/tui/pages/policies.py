@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, tzinfo
+from textwrap import wrap
 
 from textual.app import ComposeResult
 from textual.containers import Horizontal
@@ -242,9 +243,9 @@ class DraftPage(Page):
     def _below_lines(self, draft: Draft, checked: Checked, width: int) -> list[Line]:
         lines = [line("")]
         if self.newer is not None:
-            lines.append(line(toned(f" {policies.conflict(draft, self.newer, self._tz)}", "warn")))
+            lines.extend(_warning(policies.conflict(draft, self.newer, self._tz), width))
         elif self.note:
-            lines.append(line(toned(f" {self.note}", "warn")))
+            lines.extend(_warning(self.note, width))
         lines.extend(line("   ", text) for text in policies.diff(draft, checked))
         if self.comparing and self.newer is not None:
             lines.append(line(""))
@@ -253,6 +254,10 @@ class DraftPage(Page):
         if checked.spec is None:
             lines.append(line(toned(" Put is not possible while a field is wrong.", "warn")))
         return lines
+
+
+def _warning(text: str, width: int) -> list[Line]:
+    return [line(toned(f" {part}", "warn")) for part in wrap(text, max(20, width - 2))]
 
 
 def _field_row(view: FieldView) -> Row:

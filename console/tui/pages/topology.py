@@ -54,11 +54,14 @@ class TopologyPage(Page):
         self._rows.set_table(self.filtered.apply(table), stale=context.stale)
         roomy = context.height >= COMPACT_HEIGHT and self.view == "nodes" and not context.loading
         self._below.display = roomy
+        needed = max(2, self.filtered.shown + 1)
+        self._rows.styles.height = min(needed, context.height - 16) if roomy else "1fr"
         if roomy:
             pairs = topology.pairings(context.snapshot.decisions, now=context.server_now)
             width = context.width - (DETAIL_WIDTH if context.width >= WIDE_WIDTH else 0)
             head = [line(""), line(toned(" PAIRINGS, last 5 min", "strong"))]
-            self._below.show([*head, *table_lines(pairs, width - 1, 8)], stale=context.stale)
+            below = [line(" ", *row) for row in table_lines(pairs, width - 2, 8)]
+            self._below.show([*head, *below], stale=context.stale)
         self.show_detail()
 
     def show_detail(self) -> None:

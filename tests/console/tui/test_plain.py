@@ -1,0 +1,102 @@
+"""Text for pipes and dumb terminals; when the full screen is not taken."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import datetime
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from console.tui import caps, run
+from console.tui.context import Context
+from console.tui.localtime import LocalZone
+from console.tui.plain import screen_text, screens
+from console.viewmodel.freshness import freshness
+from console.viewmodel.history import History
+from console.viewmodel.state import ConsoleState
+from workers.core.errors import ConfigError
+
+
+def context_of(world: Any, history: History | None = None) -> Context:
+    state = ConsoleState()
+    state.load(
+        0.0, overview=world.overview, nodes=world.nodes, workers=world.workers,
+        policies=world.policies, decisions=world.decisions, audit=world.audit,
+        matrix=world.matrix, series=world.series(world.now),
+    )  # fmt: skip
+    fresh = freshness(now=0.0, received=0.0)
+    zone = ZoneInfo("UTC")
+    return Context(state.snapshot(), state.history, 0.0, world.now, zone, fresh, caps.Caps("none"))
+
+
+@pytest.mark.parametrize("noun", screens())
+def test_every_screen_as_text(noun: str, world: Any) -> None:
+    text = screen_text(context_of(world), noun)
+    assert "prod-eu1  LIVE" in text
+    assert "\x1b" not in text
+    assert len(text.splitlines()) > 5
+
+
+def test_figures_become_their_worst_cells(world: Any) -> None:
+    text = screen_text(context_of(world), "cache")
+    assert "worst 10" in text
+    assert "node-12 d8" in text
+
+
+def test_one_thing_in_full(world: Any) -> None:
+    text = screen_text(context_of(world), "request", world.decisions[-1].request_id)
+    assert "handover" in text
+    assert "OUTCOME  TTFT 4.47 s, predicted 402 ms, 11x" in text
+
+
+def test_an_unknown_screen_names_those_there_are() -> None:
+    with pytest.raises(ConfigError, match="overview, topology"):
+        run.console(None, plain=True, ascii_only=False, light=False, screen="nonsense")
+
+
+def test_e25_a_pipe_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    assert not run.is_terminal()
+
+
+class TestCaps:
+    @pytest.mark.parametrize(
+        ("environ", "system", "depth"),
+        [
+            ({}, "truecolor", "truecolor"),
+            ({}, "256", "256"),
+            ({}, "standard", "16"),
+            ({}, None, "none"),
+            ({"NO_COLOR": ""}, "truecolor", "none"),
+        ],
+    )
+    def test_e22_depth(self, environ: dict[str, str], system: str | None, depth: str) -> None:
+        assert caps.detect(environ, system, ascii_only=False, light=False).color == depth
+
+    def test_a_locale_without_utf8_is_ascii(self) -> None:
+        assert caps.detect({"LANG": "C"}, "256", ascii_only=False, light=False).ascii_only
+        assert not caps.detect(
+            {"LANG": "C", "LC_ALL": "C.UTF-8"}, "256", ascii_only=False, light=False
+        ).ascii_only
+
+
+def test_e10_the_zone_follows_summer_time() -> None:
+    """In a process of its own: the C library reads TZ once."""
+    code = (
+        "from datetime import datetime, UTC; from console.tui.localtime import LocalZone;"
+        "print(datetime(2026,7,1,12,tzinfo=UTC).astimezone(LocalZone()).isoformat(),"
+        "datetime(2026,12,1,12,tzinfo=UTC).astimezone(LocalZone()).isoformat())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={"TZ": "America/New_York"}, capture_output=True, text=True, check=True, timeout=60,
+    )  # fmt: skip
+    assert done.stdout.split() == ["2026-07-01T08:00:00-04:00", "2026-12-01T07:00:00-05:00"]
+
+
+def test_local_times_of_one_zone() -> None:
+    zone = LocalZone()
+    at = datetime.fromtimestamp(1_796_130_450, zone)
+    assert at.timestamp() == 1_796_130_450
