@@ -183,7 +183,7 @@ lightScheme.addEventListener("change", () => {
 document.addEventListener("click", (event) => {
   const button = event.target instanceof Element ? event.target.closest(".showfigure") : null;
   if (!button) return;
-  const shown = button.closest("figure")?.classList.toggle("shown") ?? false;
+  const shown = button.closest("figure")?.toggleAttribute("data-shown") ?? false;
   button.setAttribute("aria-expanded", String(shown));
   void drawFigures();
 });

@@ -4,7 +4,7 @@
  * are the same element wherever they stand; `data-keep` marks what scripts own.
  */
 
-const KEPT_ATTRIBUTES = new Set(["open", "aria-expanded", "data-released"]);
+const KEPT_ATTRIBUTES = new Set(["open", "aria-expanded", "data-released", "data-shown"]);
 
 /** @param {Node} node @returns {string} */
 function keyOf(node) {

@@ -326,14 +326,9 @@ PREFILL = [
 ]
 DECODE = [
     DecodeCandidate(
-        worker_id="d1",
-        node_id="n2",
-        running=11,
-        cap=16,
-        predicted_tbt_seconds=0.034,
-        verdict="chosen",
+        worker_id="d1", node_id="n2", running=11, cap=16, predicted_tbt_seconds=0.034, verdict="chosen"
     )
-]
+]  # fmt: skip
 LEG = Leg(
     worker_id="p1",
     prompt_tokens=12_288,
@@ -488,7 +483,6 @@ def made() -> SimpleNamespace:
 
 @pytest.fixture
 def recorded() -> Recorded:
-    """A busy cluster; change it before asking."""
     return busy()
 
 

@@ -135,6 +135,8 @@ class TestPolicy:
         dialog = page.locator("#agree")
         expect(dialog).to_contain_text("1234")
         expect(dialog.get_by_role("button", name="Cancel")).to_be_focused()
+        page.wait_for_timeout(1500)  # an update of the page leaves the question as it was asked
+        expect(dialog).to_contain_text("1234")
         dialog.get_by_role("button", name="Put slo/default").click()
         expect(page.locator(".outcome")).to_contain_text(f"r{before.revision + 1} is active")
         expect(page.get_by_role("heading", name=f"Active: r{before.revision + 1}")).to_be_visible()
@@ -173,6 +175,7 @@ class TestPolicy:
         page.keyboard.press("E")
         page.locator("#f-token").fill(plane.token)
         self.fill_and_review(page, "777")
+        expect(page.locator("#agree")).to_be_visible()
         active = client.policy("slo", "default")
         other = {**active.spec, "percentile": 90}
         put = client.put_policy("slo", "default", _put(other, "first"), active.revision)
@@ -224,6 +227,9 @@ class TestEveryPage:
         assert not page.locator(".plot").is_visible()
         page.get_by_role("button", name="Figure", exact=True).click()
         expect(page.locator(".plot .main-svg").first).to_be_visible()
+        clock = page.locator(".timemark .mark").inner_text()
+        expect(page.locator(".timemark .mark")).not_to_have_text(clock)
+        expect(page.locator(".plot .main-svg").first).to_be_visible()  # an update leaves it open
         page.get_by_role("button", name="Pages").click()
         expect(page.locator("#nav")).to_be_visible()
         page.locator("#nav").get_by_role("link", name="Topology").click()
