@@ -310,7 +310,8 @@ class Planner:
             state = self._requests.get(load.request_id)
             if state is None:
                 continue
-            self._unpin(state)
+            if state.info.leg != "prefill":
+                self._unpin(state)  # leg 1 keeps what it read pinned until leg 2's pins take over
             state.loads.append(load)
             if load.first_failed >= 0 and load.attempt == state.attempt:
                 spoiled.update(self._after_failed_load(state, load))
@@ -339,13 +340,14 @@ class Planner:
         state = self._requests.pop(request_id, None)
         if state is None:
             return None
-        self._unpin(state)
         self._forget_unsent(request_id)
+        reply = None
+        hands_over = state.info.leg == "prefill" and self._settings.stores and not state.info.skip
+        if completed and hands_over:
+            reply = {"perilune": self._hand_over(state)}
+        self._unpin(state)
         if state.info.skip:
             return None
-        reply = None
-        if completed and state.info.leg == "prefill" and self._settings.stores:
-            reply = {"perilune": self._hand_over(state)}
         if state.was_allocated:
             self._pool.report(self._leg_report(state))
         return reply

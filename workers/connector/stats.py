@@ -21,6 +21,7 @@ COUNTERS = {
     "stored_bytes": "Bytes of these blocks.",
     "store_seconds": "Time steps waited for copies into the pool.",
     "store_dropped_blocks": "Blocks not stored, since no agent answered or it had no room.",
+    "store_failed_blocks": "Blocks copied that could not be published.",
     "agent_connects": "Handshakes with a node agent that succeeded.",
 }
 

@@ -48,6 +48,9 @@ class WorkerHalf:
         self._slots: SlabSlots | None = None
         self._session: AgentSession | None = None
         self.namespace_spec: NamespaceSpec | None = None  # known once the pages are
+        self._publisher: Publisher | None = None
+        self._batch: LoadBatch | None = None
+        self._seen_failed = 0
         self._results = StepResults()
         self._spoiled: set[int] = set()
         # Attempts whose load failed: what they compute until the planner knows is worthless.
@@ -94,8 +97,9 @@ class WorkerHalf:
             )
 
     def close(self) -> None:
-        if self._session is not None:
+        if self._publisher is not None:
             self._publisher.close()
+        if self._session is not None:
             self._session.close()
 
     def _attach(self, welcome: Welcome) -> None:
@@ -114,18 +118,19 @@ class WorkerHalf:
 
     def start_loads(self, orders: StepOrders) -> None:
         """Before the step's forward pass."""
-        if not orders.loads:
+        if not orders.loads or self._batch is None:
             return
         slots = self._slots
         loads = [Load(order, slots, self._paged) for order in orders.loads]
         self._batch.begin(loads, lazy=self._lazy)
 
     def before_layer(self, name: str) -> None:
-        self._batch.before_layer(name)
+        if self._batch is not None:
+            self._batch.before_layer(name)
 
     def finish_loads(self) -> None:
         """After the forward pass: verify, and say what must not be used."""
-        if not self._batch.active:
+        if self._batch is None or not self._batch.active:
             return
         for result, bad, spoiled in self._batch.finish():
             self._results.loads.append(result)
@@ -237,6 +242,7 @@ class WorkerHalf:
             assert self._session is not None
             self._session.post(CompleteStore(order.owner, [], lost))
         if written:
+            assert self._publisher is not None
             self._publisher.put(
                 Written(order.owner, tuple(written), lambda ref: slots.seal(ref, written[ref]))
             )
@@ -260,6 +266,10 @@ class WorkerHalf:
 
     def take_counts(self) -> dict[str, float]:
         """Counter increments since the last call."""
+        if self._publisher is not None:
+            failed = self._publisher.counts.failed
+            self._count("store_failed_blocks", failed - self._seen_failed)
+            self._seen_failed = failed
         counts, self._counts = self._counts, {}
         return counts
 

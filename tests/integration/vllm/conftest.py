@@ -30,6 +30,7 @@ from workers.core.messages import PoolStats
 from workers.engines.vllm import PROJECT_ROOT, VllmWorkerSpec
 from workers.models import smollm2
 from workers.models.resolve import default_data_folder
+from workers.process import die_with_parent
 
 BLOCK = 32
 VOCABULARY = 49_000
@@ -283,6 +284,7 @@ def start_engine(folder: Path, role: str, port: int, model: Path) -> Engine:
             stderr=sink,
             stdin=subprocess.DEVNULL,
             cwd=folder,
+            preexec_fn=die_with_parent,  # a test run that is killed leaves no engine
         )
     return Engine(role, port, process, log)
 

@@ -223,6 +223,18 @@ class TestLoads:
         planner.apply(loaded(orders))
         assert pool.state.num_pinned == 0
 
+    def test_leg_one_keeps_its_pins_until_those_of_leg_two_take_over(
+        self, planner, pool, make_info
+    ):
+        pool.fill(keys(40)[:2])
+        _, orders = admit(planner, make_info(40, transfer_id="t", leg="prefill"))
+        planner.apply(loaded(orders))
+        assert pool.state.num_pinned == 2
+        planner.finish("r1", completed=True)
+        assert pool.state.num_pinned == 2
+        pool.release("transfer:t")
+        assert pool.state.num_pinned == 0
+
     def test_an_abort_ends_the_pins(self, planner, pool, make_info):
         pool.fill(keys(40)[:2])
         _, orders = admit(planner, make_info(40))
