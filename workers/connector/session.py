@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from workers.client import AgentClient
+from workers.connector.affinity import leave_engine_cores
 from workers.core.errors import AgentUnavailableError, ProtocolError, RefusedError
 from workers.core.messages import Done, Hello, Renew, ReplyBody, RequestBody, Welcome
 
@@ -101,6 +102,7 @@ class AgentSession:
     # --- the thread ---------------------------------------------------------------------------
 
     def _run(self) -> None:
+        leave_engine_cores()
         pause = _FIRST_RETRY_SECONDS
         while not self._closing:
             if self._client is not None or self._connect():

@@ -4,7 +4,8 @@ import threading
 
 import pytest
 
-from workers.connector.store import Publisher, Written, _cpus_of
+from workers.connector.affinity import bound_cpus
+from workers.connector.store import Publisher, Written
 from workers.core.messages import SlotRef
 
 WAIT = 10.0
@@ -125,4 +126,4 @@ class TestPublisher:
     [("", set()), ("0-2", {0, 1, 2}), ("0,3", {0, 3}), ("0-1|4-5", {0, 1, 4, 5}), ("auto", set())],
 )
 def test_bound_cpus(binding, cpus):
-    assert _cpus_of(binding) == cpus
+    assert bound_cpus(binding) == cpus
