@@ -8,17 +8,13 @@ import signal
 import socket
 import sys
 from pathlib import Path
-from types import FrameType
 
 import structlog
-import uvicorn
 
-from controlplane.app import create_app
 from controlplane.client_http import data_dir
 from controlplane.settings import Settings, make_settings
 from workers.core.errors import ConfigError
 
-STOP_SECONDS = 3
 BACKLOG = 1024
 EXIT_FAILED = 1
 EXIT_USAGE = 2
@@ -29,7 +25,6 @@ log = structlog.get_logger("controlplane")
 def main(arguments: list[str] | None = None) -> int:
     """Exit code 2: a setting that cannot work; 1: it can, but not now (port, database)."""
     options = _parser().parse_args(arguments)
-    _configure_log()
     _die_with_launcher()
     try:
         settings = make_settings(
@@ -56,37 +51,19 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _serve(settings: Settings, listener: socket.socket) -> int:
-    from controlplane.db.migrate import migrate  # noqa: PLC0415 - alembic: only once all else is well
+    # what is heavy comes once the settings are known to work
+    from controlplane.db.migrate import migrate  # noqa: PLC0415
+    from controlplane.server import serve  # noqa: PLC0415
 
     try:
         migrate(settings.database_url)
     except ConfigError as error:
         return _fail(str(error), EXIT_FAILED)
+    _configure_log()
     host, port = listener.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
-    app = create_app(settings)
-    config = uvicorn.Config(
-        app,
-        loop="uvloop",
-        http="httptools",
-        ws="none",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=STOP_SECONDS,
-    )
-    server = Server(config)
     log.info("control plane ready", url=url, cluster=settings.cluster, pid=os.getpid())
-    server.run(sockets=[listener])
-    return 0 if server.started else EXIT_FAILED
-
-
-class Server(uvicorn.Server):
-    """Ends event streams and long polls as soon as it is told to stop: they never end alone."""
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self.config.app.state.plane.close_streams()  # type: ignore[union-attr]  # our own app
-        super().handle_exit(sig, frame)
+    return 0 if serve(settings, listener) else EXIT_FAILED
 
 
 def _listen(settings: Settings) -> socket.socket:

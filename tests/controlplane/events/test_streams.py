@@ -193,7 +193,8 @@ def _use(client):
     assert len(client.policy_revisions("slo", "default").items) == 3
     assert client.policy_revision("slo", "default", 1).spec["mode"] == "observe"
     key = client.create_key(KeyCreate(tenant="a"))
-    assert [k.id for k in client.keys()] == [key.id]
+    listed = client.keys()
+    assert [k.id for k in listed] == [key.id]
     client.delete_key(key.id)
     for read in (
         client.nodes, client.workers, client.models, client.policies, client.gateways,

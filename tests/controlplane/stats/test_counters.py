@@ -44,9 +44,7 @@ class TestCounterTracker:
         assert late.increments == {"prompt_tokens": 30, "hit_tokens": 20}
 
     @given(
-        st.lists(
-            st.tuples(st.integers(1, 3), st.integers(0, 50), st.integers(0, 50)), max_size=30
-        )
+        st.lists(st.tuples(st.integers(1, 3), st.integers(0, 50), st.integers(0, 50)), max_size=30)
     )
     @settings(max_examples=60, deadline=None)
     def test_numbers_are_possible_whatever_comes(self, samples):
@@ -78,7 +76,9 @@ class TestQuantile:
         assert quantile(self.BOUNDS, [0, 0, 0, 3], 0.95) == 4.0
 
     @given(
-        st.lists(st.integers(0, 20), min_size=4, max_size=4), st.floats(0.01, 0.99), st.floats(0.01, 0.99)
+        st.lists(st.integers(0, 20), min_size=4, max_size=4),
+        st.floats(0.01, 0.99),
+        st.floats(0.01, 0.99),
     )
     @settings(max_examples=60, deadline=None)
     def test_rises_with_the_share(self, counts, a, b):

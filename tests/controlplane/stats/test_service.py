@@ -26,11 +26,15 @@ async def second(api, **stats):
 async def test_reports_become_series(both):
     for requests in (0, 2, 5, 5):
         await second(both, requests_total=requests, ttft=histogram(b3=requests), in_flight=requests)
-    reply = await both.get("/stats/series", metric="requests,running,ttft_p95_seconds", window=4, step=1)
+    reply = await both.get(
+        "/stats/series", metric="requests,running,ttft_p95_seconds", window=4, step=1
+    )
     values = {s["metric"]: s["values"] for s in reply["series"]}
     assert values["requests"] == [2.0, 3.0, 0.0, None] or values["requests"][-3:-1] == [3.0, 0.0]
     assert values["ttft_p95_seconds"][-2] is None, "no observation is no percentile"
-    gateway = await both.get("/stats/series", metric="running", source="gateway:*", window=4, step=1)
+    gateway = await both.get(
+        "/stats/series", metric="running", source="gateway:*", window=4, step=1
+    )
     assert gateway["series"][0]["source"] == "gateway:gw-1"
 
 
@@ -184,7 +188,11 @@ async def test_old_statistics_are_pruned(both):
     both.clock.advance(2 * 86_400)
     await both.plane.prune()
     reply = await both.get(
-        "/stats/series", metric="requests", window=60, step=1, end=both.clock.now().timestamp() - 2 * 86_400
+        "/stats/series",
+        metric="requests",
+        window=60,
+        step=1,
+        end=both.clock.now().timestamp() - 2 * 86_400,
     )
     assert reply["series"] == []
 
