@@ -38,8 +38,12 @@ def _fail(report: pytest.TestReport | pytest.CollectReport) -> None:
     report.longrepr = f"skipped where every test must run (PERILUNE_NO_SKIPS=1): {reason}"
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter,
+) -> Generator[None, None, None]:
     """Carries the counts of the first run of `scripts/test` into the second one's last line."""
+    yield  # all that looks at single reports has run after this
     stats = terminalreporter.stats
     if target := os.environ.get("PERILUNE_COUNTS_OUT"):
         counts = {key: len(stats.get(key, [])) for key in COUNTED[:-1]}
