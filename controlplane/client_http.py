@@ -6,6 +6,7 @@ ClientError                 the control plane said no: status, field, value, way
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,8 +58,17 @@ class UnreachableError(ClientError):
 
 
 def default_url() -> str:
-    """$PERILUNE_URL, else loopback's default port."""
-    return os.environ.get("PERILUNE_URL", DEFAULT_URL)
+    """$PERILUNE_URL, else that of the cluster in the data folder, else loopback's usual port."""
+    return os.environ.get("PERILUNE_URL") or _url_of_local_cluster() or DEFAULT_URL
+
+
+def _url_of_local_cluster() -> str | None:
+    """What `perilune up` wrote down, where it runs on other ports than usual."""
+    try:
+        state = json.loads((data_dir() / "run" / "supervisor.json").read_bytes())
+        return str(state["control_plane_url"]) or None
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
 
 
 def data_dir() -> Path:

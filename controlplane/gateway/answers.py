@@ -40,6 +40,7 @@ class AnswerError(Exception):
     code: str
     param: str | None = None
     retry_after: int | None = None
+    request_id: str = ""  # of the decision record, once there is one
 
     def __str__(self) -> str:
         return self.message
@@ -50,6 +51,8 @@ class AnswerError(Exception):
     def headers(self) -> bytes:
         """Extra header lines."""
         lines = b""
+        if self.request_id:
+            lines += b"x-request-id: %b\r\n" % self.request_id.encode()
         if self.retry_after is not None:
             lines += b"retry-after: %d\r\n" % self.retry_after
         if self.status == 401:

@@ -57,6 +57,10 @@ from controlplane.gateway.settings import Settings
 from controlplane.gateway.stats import Stats
 from controlplane.gateway.upstream import UpstreamError
 
+_REJECTED, _PREFILL_ENDED, _DECODE_STARTED = Rejected(), PrefillEnded(), DecodeStarted()
+_DECODE_RETRIED, _FINISHED, _FAILED, _CLIENT_LEFT = (
+    DecodeRetried(), Finished(), Failed(), ClientLeft(),
+)  # fmt: skip
 _NO_PREFILL = PrefillReply(0, None, None)
 
 
@@ -103,6 +107,7 @@ class Walk:
         try:
             await self._run()
         except AnswerError as error:
+            error.request_id = self._asked.request_id
             self._failed(error)
             raise
         except ClientFault as fault:
@@ -111,11 +116,11 @@ class Walk:
             if self._life.state not in ENDS:
                 stats.cancelled += 1
                 self._decision.status = "cancelled"
-            self._step(ClientLeft())
+            self._step(_CLIENT_LEFT)
             raise
         finally:
             stats.in_flight -= 1
-            self._step(Failed())  # nothing where the request has ended, else a bug's clean-up
+            self._step(_FAILED)  # nothing where the request has ended, else a bug's clean-up
 
     async def _run(self) -> None:
         self._admit()
@@ -129,7 +134,7 @@ class Walk:
         admission = self._plan.admission
         if admission.admitted:
             return
-        self._step(Rejected())
+        self._step(_REJECTED)
         stats = self._context.stats
         stats.rejected += 1
         seconds = admission.retry_after_seconds
@@ -212,12 +217,12 @@ class Walk:
         try:
             reply = await context.sender.prefill(worker, asked.request.path, head, body)
         except LegError as error:
-            self._step(PrefillEnded())
+            self._step(_PREFILL_ENDED)
             self._leg_failed("prefill", worker.row.id, error)
             context.stats.retries_prefill += 1
             return None
         self._outcome.prefill_done_at = monotonic()
-        self._step(PrefillEnded())
+        self._step(_PREFILL_ENDED)
         context.cluster.health.served(worker.row.id)
         self._prefilled(worker, reply)
         return reply
@@ -231,19 +236,19 @@ class Walk:
         ours, theirs = decision.prompt_tokens, reply.prompt_tokens
         if ours is not None and theirs is not None and ours != theirs:
             stats.tokenizer_mismatch += 1
-        times, seconds = worker.prefill_times, self._service_seconds
+        seconds = self._service_seconds
         total = theirs or ours
         if self._record is not None and self._context.agents.follows(worker.row.node_id):
             self._record.expected.add("prefill")
             self._record.has_agent = True
-            self._record.on_prefill_leg = lambda leg: times.observe(
+            self._record.on_prefill_leg = lambda leg: worker.prefilled(
                 leg.computed_tokens, leg.device_hit_tokens + leg.pool_hit_tokens, seconds
             )
         elif total is not None:
             cached = min(reply.cached_tokens or 0, total)
             if reply.cached_tokens is not None:
                 decision.hit_tokens = cached
-            times.observe(total - cached, cached, seconds)
+            worker.prefilled(total - cached, cached, seconds)
 
     def _decode_side_prefill(self) -> PrefillReply:
         """No prefill worker could serve: decode loads what its node holds, computes the rest."""
@@ -291,7 +296,7 @@ class Walk:
             return False
         worker_id = free[0].worker_id
         if self._life.state is State.DECODING:
-            self._step(DecodeRetried())
+            self._step(_DECODE_RETRIED)
         self._context.cluster.slots.take(self._asked.request_id, worker_id)
         self._step(SlotTaken(worker_id))
         self._decision.decode_worker = worker_id
@@ -303,7 +308,7 @@ class Walk:
         if worker is None:
             raise LegError("has left the cluster", 503, unreachable=True)
         head = leg_head(asked.request_id, "d", asked.request.headers)
-        self._step(DecodeStarted())
+        self._step(_DECODE_STARTED)
         self._decision.emulated |= worker.row.engine == "emulated"
         context.stats.worker(worker.row.id).requests += 1
         self._outcome.decode_sent_at = monotonic()
@@ -350,7 +355,8 @@ class Walk:
         self._decision.http_status = 200
         try:
             relay.take(first)
-            await reply.relay(relay.take, self._context.settings.timeouts.idle)
+            splice = relay.splice if client.takes_chunks else None
+            await reply.relay(relay.take, self._context.settings.timeouts.idle, splice)
         except UpstreamError as error:
             self._broken(worker, relay, str(error))
             return
@@ -373,7 +379,7 @@ class Walk:
         times.observe_service(monotonic() - outcome.slot_at)
         if len(relay.gaps) >= MIN_GAPS:
             running = self._context.cluster.slots.running(worker.row.id)
-            times.observe_tbt(running, sum(relay.gaps) / len(relay.gaps))
+            worker.decoded(running, sum(relay.gaps) / len(relay.gaps))
         count_slo(self._plan.policies.slo, decision, self._context.stats)
         self._finish()
 
@@ -389,13 +395,13 @@ class Walk:
         decision.retries -= 1  # this one is not tried again
         decision.error, decision.status = message, "failed"
         self._context.stats.failed += 1
-        self._step(Failed())
+        self._step(_FAILED)
 
     # --- ends ---
 
     def _finish(self) -> None:
         self._context.stats.output_tokens += self._decision.output_tokens or 0
-        self._step(Finished())
+        self._step(_FINISHED)
 
     def _failed(self, error: AnswerError) -> None:
         decision = self._decision
@@ -404,7 +410,7 @@ class Walk:
         self._context.stats.failed += 1
         decision.status, decision.http_status = "failed", error.status
         decision.error = error.message
-        self._step(Failed())
+        self._step(_FAILED)
 
     def _refused_by_engine(self, answer: WorkerAnswer) -> None:
         """A 4xx of the engine: unchanged to the client, no failure of a worker (I7)."""
@@ -415,7 +421,7 @@ class Walk:
         client = self._asked.request.connection
         headers = self._asked.client_headers(answer.headers)
         client.respond(answer.status, answer.body, answer.content_type, headers)
-        self._step(Failed())
+        self._step(_FAILED)
 
     def _leg_failed(self, leg: Literal["prefill", "decode"], name: str, error: LegError) -> None:
         """Counted against the worker; the record says which leg."""
