@@ -75,17 +75,15 @@ async def _apply_policies(plan: ClusterPlan, api: ControlPlaneApi) -> bool:
     memory = plan.settings.home.run / "applied-policies.json"
     applied = _read_json(memory)
     for kind, wanted in plan.settings.policies.items():
-        fresh = {
-            name: value
-            for name, value in wanted.items()
-            if name not in applied.get(kind, {}) or applied[kind][name] != value
-        }
-        if not fresh:
-            continue
         path = f"policies/{kind}/default"
         live = await api.call("GET", path)
         if live is None:
             return False
+        # The first revision is nobody's: a new database remembers no application of the file.
+        last = applied.get(kind, {}) if live["revision"] > 1 else {}
+        fresh = {name: value for name, value in wanted.items() if last.get(name) != value}
+        if not fresh:
+            continue
         body = {"spec": {**live["spec"], **fresh}, "reason": "declared file"}
         headers = {"If-Match": f'"{live["revision"]}"'}
         if await api.call("PUT", path, body, headers) is None:
