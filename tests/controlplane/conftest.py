@@ -20,11 +20,12 @@ import httpx2
 import psycopg
 import pytest
 import uvicorn
-from sqlalchemy import make_url
+from sqlalchemy import NullPool, create_engine, make_url, text
 
 from controlplane.app import create_app
 from controlplane.clock import Clock
 from controlplane.db.migrate import migrate
+from controlplane.db.tables import Base
 from controlplane.gateways.schemas import HISTOGRAM_BOUNDS_SECONDS
 from controlplane.loops.runner import Loops
 from controlplane.metrics.exporter import Exporter
@@ -105,13 +106,13 @@ class PostgresServer:
     def url(self, name: str) -> str:
         return f"postgresql+psycopg://{self.role}@/{name}?host={self.folder}"
 
-    def create(self, template: str = "template1") -> str:
+    def create(self) -> str:
         """A new database; its URL."""
         self.count += 1
         name = f"test_{self.count}"
         place = f"host={self.folder} user={self.role} dbname=postgres"
         with psycopg.connect(place, autocommit=True) as connection:
-            connection.execute(f'CREATE DATABASE "{name}" TEMPLATE "{template}"')
+            connection.execute(f'CREATE DATABASE "{name}"')
         return self.url(name)
 
 
@@ -138,10 +139,9 @@ def migrated_sqlite(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def migrated_postgres(postgres: PostgresServer) -> str:
-    url = make_url(postgres.create())
-    migrate(url)
-    assert url.database is not None
-    return url.database
+    url = postgres.create()
+    migrate(make_url(url))
+    return url
 
 
 DIALECTS = ["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)]
@@ -173,8 +173,12 @@ def database_url(dialect: str, request: pytest.FixtureRequest) -> str:
     """A database at the head of the migrations."""
     if dialect == "sqlite":
         return str(request.getfixturevalue("sqlite_url"))
-    server: PostgresServer = request.getfixturevalue("postgres")
-    return server.create(template=request.getfixturevalue("migrated_postgres"))
+    url = str(request.getfixturevalue("migrated_postgres"))
+    engine = create_engine(url, poolclass=NullPool)
+    with engine.begin() as connection:
+        names = ", ".join(table.name for table in Base.metadata.sorted_tables)
+        connection.execute(text(f"TRUNCATE {names} RESTART IDENTITY"))
+    return url
 
 
 # --- the control plane ----------------------------------------------------------------------
