@@ -21,7 +21,7 @@ from workers.core.messages import Done, Hello, Renew, ReplyBody, RequestBody, We
 logger = logging.getLogger(__name__)
 
 _FIRST_RETRY_SECONDS = 0.1
-_LAST_RETRY_SECONDS = 2.0
+_LAST_RETRY_SECONDS = 0.5
 _PING_SECONDS = 1.0
 _PATIENT_TIMEOUT_SECONDS = 2.0  # of what no request waits for
 _POST_QUEUE = 1024
