@@ -21,9 +21,9 @@ COLUMNS = (
     Column("hit", "HIT %", 6, "right"),
     Column("ttft", "TTFT", 9, "right"),
     Column("tbt", "TBT P95", 9, "right", drop=3),
-    Column("route", "P -> D", 10, grow=True),
+    Column("route", "P -> D", 10, grow=True, drop=2),
     Column("where", "WHERE THE TIME WENT", BAR_WIDTH, drop=5),
-    Column("why", "WHY", 16, grow=True, drop=1),
+    Column("why", "WHY", 24, grow=True, drop=1),
 )
 FIELDS: dict[str, FieldKind] = {
     "id": "text",

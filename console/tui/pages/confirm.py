@@ -56,7 +56,9 @@ class ConfirmPage(Page):
         self.busy = False
         self._text = LinesView()
         self._reason = LineInput(
-            placeholder="reason (goes to the audit row; Tab reaches it)", max_length=500
+            placeholder="reason (goes to the audit row; Tab reaches it)",
+            max_length=500,
+            select_on_focus=False,
         )
         self._buttons = LinesView()
         self._focus = 0

@@ -31,6 +31,7 @@ async def test_golden(
     if not path.exists():
         path.parent.mkdir(exist_ok=True)
         path.write_text(shown, encoding="utf-8")
+        pytest.fail(f"{path.name} was not there: look at the one just written")
     assert shown == path.read_text(encoding="utf-8")
     assert all(len(line) <= size[0] for line in shown.splitlines())
 
