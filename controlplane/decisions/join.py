@@ -11,6 +11,8 @@ from controlplane.decisions.schemas import Decision, Leg
 from workers.core.messages import LegReport
 
 WIRE_STAGES = ("wire", "verify", "scatter")
+DECODE_PHASE = "handover"
+"""The phase that begins when the decode leg is sent."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +21,8 @@ class KvOutcome:
 
     decode_worker: str
     waited_seconds: float
-    decode_seconds: float
+    decode_seconds: float | None
+    """How long the decode leg took in all; null where the record does not tell."""
     pair: str | None
     transfer_seconds: float
     transfer_failed: bool
@@ -28,7 +31,9 @@ class KvOutcome:
 def join(decision: Decision, reports: Iterable[LegReport]) -> Decision:
     """Fill in the legs that the gateway did not have. What the gateway says stands."""
     changed: dict[str, object] = {}
-    for report in reports:
+    # after a retry several workers report a leg: the ones that the decision names come first
+    chosen = {decision.prefill_worker, decision.decode_worker}
+    for report in sorted(reports, key=lambda report: report.worker_id not in chosen):
         place = _place(decision, report)
         if place is not None and getattr(decision, place) is None and place not in changed:
             changed[place] = _leg(report)
@@ -72,9 +77,6 @@ def kv_outcome(decision: Decision) -> KvOutcome | None:
     leg = decision.decode_leg
     if leg is None or not is_final(decision.status) or not decision.decode_worker:
         return None
-    generating = 0.0
-    if decision.e2e_seconds is not None and decision.ttft_seconds is not None:
-        generating = max(0.0, decision.e2e_seconds - decision.ttft_seconds)
     moved = leg.loaded_blocks + leg.failed_blocks > 0 and decision.prefill_worker
     stages = [
         leg.kv_wait_by_stage_seconds[s] for s in WIRE_STAGES if s in leg.kv_wait_by_stage_seconds
@@ -82,8 +84,19 @@ def kv_outcome(decision: Decision) -> KvOutcome | None:
     return KvOutcome(
         decode_worker=decision.decode_worker,
         waited_seconds=leg.kv_wait_seconds,
-        decode_seconds=leg.kv_wait_seconds + generating,
+        decode_seconds=_decode_seconds(decision, leg),
         pair=f"{decision.prefill_worker}>{decision.decode_worker}" if moved else None,
         transfer_seconds=sum(stages) if stages else leg.kv_wait_seconds,
         transfer_failed=leg.failed_blocks > 0,
     )
+
+
+def _decode_seconds(decision: Decision, leg: Leg) -> float | None:
+    if decision.e2e_seconds is None:
+        return None
+    begun = next((p.start_seconds for p in decision.phases if p.name == DECODE_PHASE), None)
+    if begun is not None:
+        return max(decision.e2e_seconds - begun, leg.kv_wait_seconds)
+    if decision.ttft_seconds is not None:
+        return leg.kv_wait_seconds + max(0.0, decision.e2e_seconds - decision.ttft_seconds)
+    return None

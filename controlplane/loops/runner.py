@@ -94,8 +94,9 @@ class Loops:
         if now > self._last_second:
             plane.stats.second(now - 1)
             self._last_second = now
+        # built also when nobody listens: NEEDS ATTENTION tells since when
+        overview = await plane.overview.build(TICK_WINDOW_SECONDS)
         if plane.bus.num_subscribers:
-            overview = await plane.overview.build(TICK_WINDOW_SECONDS)
             data: dict[str, object] = {
                 "at": float(now),
                 "overview": overview.model_dump(mode="json"),

@@ -18,6 +18,7 @@ from controlplane.stats.bucket import Bucket, new_bucket
 from controlplane.stats.schemas import Overview, RoleSummary
 from controlplane.stats.service import StatsService
 
+MAX_WINDOWS = 16
 TICK_WINDOW_SECONDS = 900.0
 """The tick's overview covers the same window as GET /api/v1/overview does by default."""
 
@@ -33,7 +34,7 @@ class OverviewService:
     policies: PolicyStore
     stats: StatsService
     audit: AuditTrail
-    _since: Since = field(default_factory=Since)
+    _since: dict[float, Since] = field(default_factory=dict)
 
     async def build(self, window: float) -> Overview:
         """Totals over the window; gauges as of now. Lost nodes are left out of both."""
@@ -53,10 +54,16 @@ class OverviewService:
         found = findings(self.nodes.list(), self.fleet.list(), self.gateways.list(), overview)
         return overview.model_copy(
             update={
-                "attention": self._since.lines(found, now),
+                "attention": self._since_of(window).lines(found, now),
                 "changes": changes(self.audit.recent, self.nodes.list(), now),
             }
         )
+
+    def _since_of(self, window: float) -> Since:
+        """What holds over a minute need not hold over a day: each window remembers its own."""
+        if window not in self._since and len(self._since) >= MAX_WINDOWS:
+            self._since.pop(next(iter(self._since)))
+        return self._since.setdefault(window, Since())
 
     def _rates(self, total: Bucket, window: float, now: float) -> dict[str, object]:
         count = total.counters.get

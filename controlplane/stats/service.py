@@ -60,9 +60,10 @@ class StatsService:
             self._waiting.extend(Point(STEP_SECONDS, name, at, b) for name, b in frame.items())
 
     def take_outcome(self, outcome: KvOutcome) -> None:
-        self.collector.kv_wait(
-            outcome.decode_worker, outcome.waited_seconds, outcome.decode_seconds
-        )
+        if outcome.decode_seconds is not None:  # a wait without its whole is no ratio
+            self.collector.kv_wait(
+                outcome.decode_worker, outcome.waited_seconds, outcome.decode_seconds
+            )
         if outcome.pair is not None:
             self.collector.transfer(
                 outcome.pair, outcome.transfer_seconds, failed=outcome.transfer_failed

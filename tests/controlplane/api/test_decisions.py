@@ -7,6 +7,7 @@ from datetime import timedelta
 import pytest
 
 from controlplane.decisions import repository
+from controlplane.decisions.join import join, kv_outcome
 from controlplane.decisions.schemas import Decision, Leg
 from workers.core.messages import LegReport
 
@@ -136,3 +137,30 @@ def test_every_field_of_a_leg_report_has_its_place():
     own = {"transfer_id", "kv_role"}
     assert set(Leg.model_fields) == set(LegReport.__struct_fields__) - own
     assert Decision.model_fields["prefill_leg"].default is None
+
+
+class TestDecodeTime:
+    def outcome(self, bodies, **changes):
+        leg = {"worker_id": "d1", "loaded_blocks": 1, "kv_wait_seconds": 0.1}
+        return kv_outcome(Decision(**bodies["decision"]("r", decode_leg=leg, **changes)))
+
+    def test_runs_from_the_handover_to_the_end(self, bodies):
+        phases = [{"name": "handover", "start_seconds": 0.5}]
+        outcome = self.outcome(bodies, e2e_seconds=1.5, phases=phases)
+        assert (outcome.waited_seconds, outcome.decode_seconds) == (0.1, 1.0)
+
+    def test_is_unknown_rather_than_all_waiting(self, bodies):
+        assert self.outcome(bodies, e2e_seconds=1.5).decode_seconds is None
+        assert self.outcome(bodies).decode_seconds is None
+
+    def test_is_not_told_of_a_running_request(self, bodies):
+        assert self.outcome(bodies, status="running", e2e_seconds=1.0, ttft_seconds=0.5) is None
+
+
+def test_after_a_retry_the_leg_is_of_the_worker_that_served(bodies):
+    decision = Decision(**bodies["decision"]("r", prefill_worker="p2"))
+    reports = [
+        LegReport(transfer_id="t-r", worker_id=worker, kv_role="kv_producer")
+        for worker in ("p1", "p2")
+    ]
+    assert join(decision, reports).prefill_leg.worker_id == "p2"
