@@ -108,6 +108,8 @@ class Gateway:
         while True:
             await asyncio.sleep(HOUSEKEEPING_SECONDS)
             self.records.sweep(monotonic())
+            for worker in self.cluster.workers.values():
+                worker.learn()
 
     def _load_tokenizers(self, view: View) -> None:
         """In the tokenisers' thread: 50 ms to seconds each; requests go on without meanwhile."""

@@ -1,6 +1,7 @@
 """The cluster as this gateway knows it: the last view, and what each worker has shown so far."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -32,6 +33,22 @@ class WorkerState:
     prefill_times: PrefillModel = field(default_factory=PrefillModel)
     decode_times: DecodeModel = field(default_factory=DecodeModel)
     prefill_queue: PrefillQueue = field(default_factory=PrefillQueue)
+    _prefilled: deque[tuple[int, int, float]] = field(default_factory=lambda: deque(maxlen=16))
+    _decoded: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=16))
+
+    def prefilled(self, uncached_tokens: int, cached_tokens: int, seconds: float) -> None:
+        """A sample for `learn`; of many in a short time the last ones count."""
+        self._prefilled.append((uncached_tokens, cached_tokens, seconds))
+
+    def decoded(self, running: int, tbt_seconds: float) -> None:
+        self._decoded.append((running, tbt_seconds))
+
+    def learn(self) -> None:
+        """Fit the predictions to the samples: off the request path, a few times a second."""
+        while self._prefilled:
+            self.prefill_times.observe(*self._prefilled.popleft())
+        while self._decoded:
+            self.decode_times.observe_tbt(*self._decoded.popleft())
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ class Relay:
     """Sink of one streamed reply, and its timing."""
 
     __slots__ = (
-        "_client", "_head", "_last_at", "_num_gaps", "_pending", "_tail",
+        "_client", "_head", "_last_at", "_num_overwritten", "_pending", "_tail",
         "cached_tokens", "finished", "first_at", "gaps", "reply",
     )  # fmt: skip
 
@@ -37,7 +37,7 @@ class Relay:
         self._pending = b""
         self._tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
         self.gaps = array("d")  # seconds between pieces
-        self._num_gaps = 0
+        self._num_overwritten = 0
         self._last_at = 0.0
         self.first_at = 0.0
         self.finished = False
@@ -46,14 +46,34 @@ class Relay:
 
     # --- sink ---
 
-    def take(self, data: bytes) -> None:
-        """A piece of the reply."""
-        now = monotonic()
-        if self._last_at:
-            self._add_gap(now - self._last_at)
+    def splice(self, data: bytes, start: int) -> None:
+        """One whole HTTP chunk of whole events: passed on as it is, framing included."""
+        now = self.reply.last_byte_at = monotonic()
+        gaps = self.gaps
+        if len(gaps) < MAX_GAPS:
+            gaps.append(now - self._last_at)
         else:
-            self.first_at = now
+            self._overwrite_gap(now)
         self._last_at = now
+        if self._pending or b'"cached_tokens"' in data:
+            self._pass(data[start:-2])
+        else:
+            self._tail.append(data)
+            self._client.write_raw(data)
+
+    def take(self, data: bytes) -> None:
+        """Any other piece of the reply."""
+        now = monotonic()
+        if not self._last_at:
+            self.first_at = now
+        elif len(self.gaps) < MAX_GAPS:
+            self.gaps.append(now - self._last_at)
+        else:
+            self._overwrite_gap(now)
+        self._last_at = now
+        self._pass(data)
+
+    def _pass(self, data: bytes) -> None:
         if self._pending or not data.endswith(b"\n\n"):
             data = self._whole_events(data)
             if not data:
@@ -103,10 +123,11 @@ class Relay:
     def usage(self) -> dict[str, Any] | None:
         """The usage frame, if the client asked for one."""
         for event in reversed(b"".join(self._tail).split(b"\n\n")):
-            if b'"usage"' not in event or not event.startswith(b"data: "):
+            _, data, payload = event.partition(b"data: ")  # spliced ones have a chunk's size first
+            if b'"usage"' not in event or not data:
                 continue
             try:
-                usage = msgspec.json.decode(event[6:])["usage"]
+                usage = msgspec.json.decode(payload)["usage"]
             except (msgspec.DecodeError, KeyError, TypeError):
                 continue
             if isinstance(usage, dict):
@@ -125,12 +146,9 @@ class Relay:
         head, self._head = self._head, b""
         return head
 
-    def _add_gap(self, seconds: float) -> None:
-        if self._num_gaps < MAX_GAPS:
-            self.gaps.append(seconds)
-        else:
-            self.gaps[self._num_gaps % MAX_GAPS] = seconds
-        self._num_gaps += 1
+    def _overwrite_gap(self, now: float) -> None:
+        self.gaps[self._num_overwritten % MAX_GAPS] = now - self._last_at
+        self._num_overwritten += 1
 
     def _whole_events(self, data: bytes) -> bytes:
         data = self._pending + data

@@ -213,6 +213,15 @@ class ClientConnection(asyncio.Protocol):
         else:
             self._write(b"%b%x\r\n%b\r\n" % (head, len(data), data))
 
+    def write_raw(self, data: bytes) -> None:
+        """A piece that is framed as a chunk already (not for HTTP/1.0)."""
+        if self._transport is not None:
+            self._transport.write(data)
+
+    @property
+    def takes_chunks(self) -> bool:
+        return self._request is not None and not self._request.http_1_0
+
     def finish(self, data: bytes = b"", head: bytes = b"") -> None:
         """The last piece, which may be empty."""
         if self._request is not None and self._request.http_1_0:

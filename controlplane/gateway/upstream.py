@@ -11,6 +11,7 @@ UpstreamError       the worker did not answer as it must; `kind` says how
 import asyncio
 from collections.abc import Callable
 from ssl import SSLContext, create_default_context
+from time import monotonic
 from typing import Literal, cast
 from urllib.parse import urlsplit
 
@@ -20,6 +21,8 @@ from workers.core.errors import PeriluneError
 
 MAX_IDLE = 64
 """Idle connections that are kept, a worker."""
+TICK_SECONDS = 0.1
+"""How exactly the bounds of waits are kept."""
 _BUFFER_BYTES = 256 * 1024
 """Body bytes taken in before a reader is attached; then reading pauses."""
 
@@ -38,13 +41,13 @@ class Reply:
     """A reply as it arrives. Either `whole()` or `relay()` reads the body; `abort()` gives up."""
 
     __slots__ = (
-        "_buffered", "_connection", "_error", "_expiry", "_full", "_held", "_last_byte_at", "_loop", "_paused",
-        "_pieces", "_sink", "_waiter", "complete", "head_complete", "headers", "status",
+        "_buffered", "_connection", "_error", "_full", "_held", "_paused", "_pieces", "_sink",
+        "_waiter", "_waiting_for", "complete", "deadline", "head_complete", "headers",
+        "last_byte_at", "patience", "splice", "status",
     )  # fmt: skip
 
-    def __init__(self, connection: "_Connection", loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, connection: "_Connection") -> None:
         self._connection = connection
-        self._loop = loop
         self.status = 0
         self.headers: dict[bytes, bytes] = {}
         self.head_complete = False
@@ -55,8 +58,11 @@ class Reply:
         self._sink: Callable[[bytes], None] | None = None
         self._error: UpstreamError | None = None
         self._waiter: asyncio.Future[None] | None = None
-        self._expiry: asyncio.TimerHandle | None = None
-        self._last_byte_at = 0.0
+        self._waiting_for = ""
+        self.patience = 0.0  # seconds that the present wait may last
+        self.deadline = 0.0
+        self.last_byte_at = 0.0
+        self.splice: Callable[[bytes, int], None] | None = None
 
     async def head(self, seconds: float) -> None:
         """Wait for status and headers. Raises `UpstreamError`; a failed reply is aborted."""
@@ -81,10 +87,17 @@ class Reply:
         pieces, self._pieces, self._buffered = self._pieces, [], 0
         return b"".join(pieces)
 
-    async def relay(self, sink: Callable[[bytes], None], idle_seconds: float) -> None:
+    async def relay(
+        self,
+        sink: Callable[[bytes], None],
+        idle_seconds: float,
+        splice: Callable[[bytes, int], None] | None = None,
+    ) -> None:
         """Give every further piece to `sink`, until the reply is complete.
 
-        Time during which the reader itself has paused does not count as idle.
+        Time during which the reader itself has paused does not count as idle. With `splice`, a
+        packet that is exactly one HTTP chunk of whole events goes there instead, as it is, with
+        the place where its payload starts; so `splice` must also set `last_byte_at`.
         """
         if self._pieces:
             pieces, self._pieces = self._pieces, []
@@ -93,7 +106,8 @@ class Reply:
         self._full = False
         self._apply_pause()
         if not self.complete:
-            await self._wait(idle_seconds, "no next piece", watch=True)
+            self.splice = splice
+            await self._wait(idle_seconds, "no next piece")
 
     def pause(self) -> None:
         """Backpressure: stop reading from the worker."""
@@ -113,7 +127,7 @@ class Reply:
         if wanted:
             self._connection.pause_reading()
         else:
-            self._last_byte_at = self._loop.time()
+            self.last_byte_at = monotonic()
             self._connection.resume_reading()
 
     def abort(self) -> None:
@@ -124,7 +138,7 @@ class Reply:
     # --- called by the connection ---
 
     def take(self, pieces: list[bytes]) -> None:
-        self._last_byte_at = self._loop.time()
+        self.last_byte_at = monotonic()
         if self._sink is not None:
             self._sink(pieces[0] if len(pieces) == 1 else b"".join(pieces))
             return
@@ -148,45 +162,48 @@ class Reply:
 
     # --- waiting ---
 
-    async def _wait(self, seconds: float, what: str, *, watch: bool = False) -> None:
+    async def _wait(self, seconds: float, what: str) -> None:
         if self._error is not None:
             raise self._error
-        loop = self._loop
-        self._waiter = loop.create_future()
-        self._last_byte_at = loop.time()
-        self._expiry = loop.call_later(seconds, self._expire, seconds, what, watch)
+        connection = self._connection
+        waiter = self._waiter = connection.loop.create_future()
+        self._waiting_for, self.patience = what, seconds
+        self.deadline = monotonic() + seconds
+        connection.pool.watch(self)
         try:
-            await self._waiter
+            await waiter
         except BaseException:
             self.abort()
             raise
         finally:
-            self._expiry.cancel()
+            connection.pool.unwatch(self)
             self._waiter = None
 
-    def _expire(self, seconds: float, what: str, watch: bool) -> None:
-        if watch:
-            left = self._last_byte_at + seconds - self._loop.time()
-            if self._paused:
-                left = seconds
-            if left > 0:
-                self._expiry = self._loop.call_later(left, self._expire, seconds, what, watch)
-                return
-        self.fail(UpstreamError("timeout", f"{what} within {seconds:g} s"))
+    def check_time(self, now: float) -> None:
+        """Fail the wait when it has lasted too long; while relaying, since the last byte."""
+        if now < self.deadline or self._paused:
+            return
+        if self._sink is not None:
+            self.deadline = self.last_byte_at + self.patience
+        if now >= self.deadline:
+            text = f"{self._waiting_for} within {self.patience:g} s"
+            self.fail(UpstreamError("timeout", text))
 
 
 class _Connection(asyncio.Protocol):
     """One connection; at most one exchange at a time."""
 
     def __init__(self, pool: "Upstream", loop: asyncio.AbstractEventLoop) -> None:
-        self._pool = pool
-        self._loop = loop
+        self.pool = pool
+        self.loop = loop
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
         self._reply: Reply | None = None
         self._pieces: list[bytes] = []
         self._message_complete = False
         self._keep = False
+        self._chunk_done = False
+        self._between_chunks = False
         self.idle_since = 0.0
         self.got_bytes = False
 
@@ -197,7 +214,7 @@ class _Connection(asyncio.Protocol):
     def send(self, *parts: bytes) -> Reply:
         assert self._transport is not None
         self.got_bytes = self._message_complete = False
-        reply = self._reply = Reply(self, self._loop)
+        reply = self._reply = Reply(self)
         self._transport.write(b"".join(parts))
         return reply
 
@@ -220,7 +237,7 @@ class _Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._pool.lost(self)
+        self.pool.lost(self)
         reply, self._reply = self._reply, None
         if reply is None:
             return
@@ -236,6 +253,11 @@ class _Connection(asyncio.Protocol):
         if reply is None:  # bytes that nobody asked for
             self.abort()
             return
+        if self._between_chunks and reply.splice is not None:
+            start = _one_chunk(data)
+            if start:  # the parser need not see it: it stays between two chunks
+                reply.splice(data, start)
+                return
         self.got_bytes = True
         try:
             self._parser.feed_data(data)
@@ -243,6 +265,7 @@ class _Connection(asyncio.Protocol):
             reply.fail(UpstreamError("protocol", f"no HTTP reply: {error}"))
             self.abort()
             return
+        self._between_chunks = self._chunk_done and data.endswith(b"\r\n")
         if self._message_complete:
             # Before the last piece, so that its receiver sees a reply that is complete.
             self._reply = None
@@ -251,7 +274,7 @@ class _Connection(asyncio.Protocol):
             pieces, self._pieces = self._pieces, []
             reply.take(pieces)
         if self._message_complete:
-            self._pool.give_back(self, keep=self._keep)
+            self.pool.give_back(self, keep=self._keep)
         reply.wake()
 
     # --- parser ---
@@ -268,6 +291,12 @@ class _Connection(asyncio.Protocol):
 
     def on_body(self, body: bytes) -> None:
         self._pieces.append(body)
+
+    def on_chunk_header(self) -> None:
+        self._chunk_done = False
+
+    def on_chunk_complete(self) -> None:
+        self._chunk_done = True
 
     def on_message_complete(self) -> None:
         if self._parser.get_status_code() >= 200:
@@ -292,6 +321,8 @@ class Upstream:
         self._idle: list[_Connection] = []
         self._all: set[_Connection] = set()
         self._closed = False
+        self._waiting: set[Reply] = set()
+        self._ticking = False
 
     @property
     def num_connections(self) -> int:
@@ -337,6 +368,24 @@ class Upstream:
         if connection in self._idle:
             self._idle.remove(connection)
 
+    def watch(self, reply: Reply) -> None:
+        """Have the reply's wait checked. One timer for all: a timer a wait costs more than that."""
+        self._waiting.add(reply)
+        if not self._ticking:
+            self._ticking = True
+            self._loop.call_later(TICK_SECONDS, self._tick)
+
+    def unwatch(self, reply: Reply) -> None:
+        self._waiting.discard(reply)
+
+    def _tick(self) -> None:
+        now = monotonic()
+        for reply in list(self._waiting):
+            reply.check_time(now)
+        self._ticking = bool(self._waiting)
+        if self._ticking:
+            self._loop.call_later(TICK_SECONDS, self._tick)
+
     def _take_idle(self) -> _Connection | None:
         oldest = self._loop.time() - self._keep_alive_seconds
         while self._idle:
@@ -359,6 +408,18 @@ class Upstream:
             raise UpstreamError("connect", f"no connection to {self.url}: {error}") from None
         self._all.add(connection)
         return connection
+
+
+def _one_chunk(data: bytes) -> int:
+    """Where the payload starts if `data` is one whole HTTP chunk that ends an event; else 0."""
+    end = data.find(b"\r\n", 1, 10)
+    if end < 0 or not data.endswith(b"\n\n\r\n"):
+        return 0
+    try:
+        size = int(data[:end], 16)
+    except ValueError:
+        return 0
+    return end + 2 if size == len(data) - end - 4 else 0
 
 
 def _ends_with_close(headers: dict[bytes, bytes]) -> bool:
