@@ -95,56 +95,62 @@ def service(seen: Overview | None, series: SeriesReply) -> tuple[ServiceRow, ...
     """The lines under SERVICE."""
     if seen is None:
         return ()
-    enforced = "" if seen.slo_mode == "enforce" else f" ({seen.slo_mode})"
-    checked = seen.slo_mode != "off"
-    ttft = seen.slo_max_ttft_seconds if checked else None
-    tbt = seen.slo_max_tbt_seconds if checked else None
     read = _Reader(series)
+    rate = numbers.per_minute(seen.requests_per_minute)
+    rejected = _bare(seen.rejected_ratio, seen)
+    queue = read("queue_p95_seconds")
     return (
+        ServiceRow("requests", "requests/min", rate, read("requests")),
+        ServiceRow("rejected", "rejected %", rejected, read("rejected")),
+        *_latency_rows(seen, read),
+        ServiceRow("queue", "queue P95", _latest(queue), queue),
+        *_ratio_rows(seen, read),
+    )
+
+
+def _latency_rows(seen: Overview, read: _Reader) -> tuple[ServiceRow, ...]:
+    """Held against the SLO, unless nothing is checked."""
+    checked = seen.slo_mode != "off"
+    lines = (
+        ("ttft", "TTFT P95", seen.ttft_p95_seconds, seen.slo_max_ttft_seconds),
+        ("tbt", "TBT P95", seen.tbt_p95_seconds, seen.slo_max_tbt_seconds),
+    )
+    return tuple(
         ServiceRow(
-            "requests",
-            "requests/min",
-            numbers.per_minute(seen.requests_per_minute),
-            read("requests"),
-        ),
-        ServiceRow("rejected", "rejected %", _bare(seen.rejected_ratio, seen), read("rejected")),
-        ServiceRow(
-            "ttft",
-            "TTFT P95",
-            _latency(seen.ttft_p95_seconds, seen),
-            read("ttft_p95_seconds"),
-            f"{numbers.duration(ttft)}{enforced}" if ttft else "",
-            ttft,
-            _over(seen.ttft_p95_seconds, ttft),
-        ),
-        ServiceRow(
-            "tbt",
-            "TBT P95",
-            _latency(seen.tbt_p95_seconds, seen),
-            read("tbt_p95_seconds"),
-            f"{numbers.duration(tbt)}{enforced}" if tbt else "",
-            tbt,
-            _over(seen.tbt_p95_seconds, tbt),
-        ),
-        ServiceRow(
-            "queue", "queue P95", _latest(read("queue_p95_seconds")), read("queue_p95_seconds")
-        ),
+            key,
+            label,
+            _latency(now, seen),
+            read(f"{key}_p95_seconds"),
+            _limit_text(limit, seen) if checked else "",
+            limit if checked else None,
+            checked and _over(now, limit),
+        )
+        for key, label, now, limit in lines
+    )
+
+
+def _limit_text(limit: float | None, seen: Overview) -> str:
+    enforced = "" if seen.slo_mode == "enforce" else f" ({seen.slo_mode})"
+    return f"{numbers.duration(limit)}{enforced}" if limit else ""
+
+
+def _ratio_rows(seen: Overview, read: _Reader) -> tuple[ServiceRow, ...]:
+    hit = numbers.percent(seen.hit_ratio, unit=False)
+    wait = read.ratio("kv_wait_seconds", "decode_seconds")
+    return (
         ServiceRow(
             "hit",
             "hit rate %",
-            numbers.NO_TRAFFIC
-            if seen.prompt_tokens == 0
-            else numbers.percent(seen.hit_ratio, unit=False),
+            numbers.NO_TRAFFIC if seen.prompt_tokens == 0 else hit,
             read.ratio("hit_tokens", "prompt_tokens"),
-            "",
-            1.0,
+            ceiling=1.0,
         ),
         ServiceRow(
             "kv_wait",
             "KV wait %",
             _bare(seen.kv_wait_ratio, seen),
-            read.ratio("kv_wait_seconds", "decode_seconds"),
-            f"{numbers.percent(KV_WAIT_ALARM)}",
+            wait,
+            numbers.percent(KV_WAIT_ALARM),
             KV_WAIT_ALARM,
             _over(seen.kv_wait_ratio, KV_WAIT_ALARM),
         ),
@@ -153,8 +159,7 @@ def service(seen: Overview | None, series: SeriesReply) -> tuple[ServiceRow, ...
             "SLO met %",
             _bare(seen.slo_attainment_ratio, seen),
             read.share("slo_met", "slo_missed"),
-            "",
-            1.0,
+            ceiling=1.0,
         ),
     )
 

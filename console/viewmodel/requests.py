@@ -199,7 +199,7 @@ def timeline(phases: Sequence[Phase], width: int = BAR_WIDTH) -> str:
 
 PREFILL_COLUMNS = (
     Column("chosen", "", 1),
-    Column("worker", "PREFILL", 10, grow=True),
+    Column("worker", "PREFILL", 10),
     Column("node", "NODE", 8, drop=3),
     Column("own", "OWN PREFIX", 10, "right", drop=2),
     Column("used", "USED PREFIX", 11, "right"),
@@ -211,7 +211,7 @@ PREFILL_COLUMNS = (
 )
 DECODE_COLUMNS = (
     Column("chosen", "", 1),
-    Column("worker", "DECODE", 10, grow=True),
+    Column("worker", "DECODE", 10),
     Column("node", "NODE", 8, drop=1),
     Column("running", "RUNNING", 9, "right"),
     Column("tbt", "PRED. TBT", 9, "right"),
@@ -219,7 +219,7 @@ DECODE_COLUMNS = (
 )
 LEG_COLUMNS = (
     Column("leg", "LEG", 8),
-    Column("worker", "WORKER", 8, grow=True),
+    Column("worker", "WORKER", 10),
     Column("prompt", "PROMPT", 7, "right"),
     Column("device", "HIT DEV", 9, "right"),
     Column("pool", "HIT POOL", 9, "right"),
