@@ -138,14 +138,19 @@ class Agents:
 
     async def _read_stats(self, followed: _Followed) -> None:
         """Namespaces of workers; and the workers themselves where no view has come."""
-        while True:
-            with contextlib.suppress(AgentUnavailableError, RefusedError, ProtocolError):
-                stats = await followed.client.stats()
-                followed.node_id, followed.stats = stats.node_id, stats
-                if not self._cluster.view.boot_id:
-                    self._view_of_agents()
-                self._apply_namespaces(stats)
-            await asyncio.sleep(STATS_SECONDS)
+        try:
+            while True:
+                with contextlib.suppress(AgentUnavailableError, RefusedError, ProtocolError):
+                    self._take_stats(followed, await followed.client.stats())
+                await asyncio.sleep(STATS_SECONDS)
+        finally:
+            await followed.client.close()
+
+    def _take_stats(self, followed: _Followed, stats: PoolStats) -> None:
+        followed.node_id, followed.stats = stats.node_id, stats
+        if not self._cluster.view.boot_id:
+            self._view_of_agents()
+        self._apply_namespaces(stats)
 
     def _apply_namespaces(self, stats: PoolStats) -> None:
         for namespace in stats.namespaces:

@@ -134,11 +134,9 @@ class Relay:
                 return usage
         return None
 
-    def tbt_p95(self) -> float | None:
-        if not self.gaps:
-            return None
-        ordered = sorted(self.gaps)
-        return ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]
+    def ordered_gaps(self) -> list[float]:
+        """Seconds between pieces, rising."""
+        return sorted(self.gaps)
 
     # --- inside ---
 

@@ -73,7 +73,10 @@ def read_reply(decision: Decision, body: bytes, cached_tokens: int | None) -> by
 def read_stream(decision: Decision, outcome: Outcome, relay: Relay, stats: Stats) -> None:
     """Take the outcome from a stream that has ended as it should."""
     read_first_byte(decision, outcome, relay)
-    decision.tbt_p95_seconds = relay.tbt_p95()
+    gaps = relay.ordered_gaps()
+    if gaps:
+        decision.tbt_p95_seconds = gaps[min(len(gaps) - 1, int(0.95 * len(gaps)))]
+        stats.tbt.observe_all(gaps)
     decision.status = "finished_length" if relay.finished_by_length else "finished_stop"
     usage = relay.usage()
     if usage is not None:
@@ -82,8 +85,6 @@ def read_stream(decision: Decision, outcome: Outcome, relay: Relay, stats: Stats
             decision.engine_prompt_tokens = usage.get("prompt_tokens")
     if decision.ttft_seconds is not None:
         stats.ttft.observe(decision.ttft_seconds)
-    for gap in relay.gaps:
-        stats.tbt.observe(gap)
 
 
 def read_first_byte(decision: Decision, outcome: Outcome, relay: Relay) -> None:

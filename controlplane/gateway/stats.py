@@ -1,7 +1,7 @@
 """Counters and histograms of this process; one writer, the event loop."""
 
 from array import array
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -22,6 +22,18 @@ class LatencyHistogram:
     def observe(self, seconds: float) -> None:
         self.counts[bisect_left(_BOUNDS, seconds)] += 1
         self.sum_seconds += seconds
+
+    def observe_all(self, ordered: list[float]) -> None:
+        """Many at once, in rising order: a few searches instead of one a value."""
+        done, total = 0, len(ordered)
+        for i, bound in enumerate(_BOUNDS):
+            if done == total:
+                break
+            upto = bisect_right(ordered, bound, done)
+            self.counts[i] += upto - done
+            done = upto
+        self.counts[-1] += total - done
+        self.sum_seconds += sum(ordered)
 
     def export(self) -> Histogram:
         return Histogram(self.counts.tolist(), self.sum_seconds)

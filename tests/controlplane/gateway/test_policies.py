@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -91,8 +92,6 @@ async def test_decode_slots_are_never_overbooked_and_refill_at_once(rig: Any) ->
 
 
 async def test_no_slot_in_time_is_503(rig: Any) -> None:
-    from dataclasses import replace
-
     rig.timeouts = replace(rig.timeouts, slot=0.1)
     rig.policies = [rig.policy("scheduling", max_concurrent_per_decode=1)]
     rig.workers = ("p1:prefill", "d1:decode")
@@ -118,7 +117,7 @@ async def test_decisions_explain_every_candidate(rig: Any) -> None:
     await rig.start()
     await rig.complete(prompt=PROMPT, stream=True, max_tokens=8)
     record = await rig.control_plane.ended()
-    assert [c.verdict for c in record.prefill_candidates][0] == "chosen"
+    assert record.prefill_candidates[0].verdict == "chosen"
     assert len(record.prefill_candidates) == len(record.decode_candidates) == 2
     for c in record.prefill_candidates:
         total = c.queue_seconds + c.transfer_seconds + c.prefill_seconds

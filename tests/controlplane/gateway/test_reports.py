@@ -7,9 +7,11 @@ from typing import Any
 
 import msgspec
 
+from controlplane.decisions import schemas as decisions
 from controlplane.gateway import wire
 from controlplane.gateway.records import MAX_BUFFERED, Records
 from controlplane.gateway.stats import Stats
+from controlplane.gateways import schemas as gateways
 from controlplane.gateways.schemas import HISTOGRAM_BOUNDS_SECONDS, ClusterView, GatewayReport
 from workers.core.messages import LegReport
 
@@ -140,9 +142,6 @@ class TestRecords:
 
 class TestWire:
     def test_twins_have_the_schemas_fields(self) -> None:
-        from controlplane.decisions import schemas as decisions
-        from controlplane.gateways import schemas as gateways
-
         pairs = [
             (wire.Decision, decisions.Decision), (wire.Leg, decisions.Leg),
             (wire.Phase, decisions.Phase), (wire.GatewayStats, gateways.GatewayStats),

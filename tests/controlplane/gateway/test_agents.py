@@ -1,0 +1,194 @@
+"""A gateway beside a real node agent: prefix index, leg reports, releases, namespaces."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controlplane.gateway.app import Gateway
+from controlplane.gateway.settings import Settings
+from workers.client import AgentClient, make_hello
+from workers.core.errors import AgentUnavailableError
+from workers.core.messages import PoolStats, WorkerStatus
+from workers.engines.emulated.faults import Faults
+
+PROMPT = "the quick brown fox jumps over the lazy dog " * 30
+
+
+class Agent:
+    """A real agent process of the test's own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.socket = folder / "a.sock"
+        self.slab = f"perilune-test-{uuid.uuid4().hex[:12]}.slab"
+        self._log = (folder / "agent.log").open("wb")
+        self.process: subprocess.Popen[bytes] | None = None
+        self.client = AgentClient(f"unix:{self.socket}", make_hello("cli", "t"), 20.0)
+
+    @property
+    def address(self) -> str:
+        return f"unix:{self.socket}"
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "workers", "agent", "--node-id", "n1", "--socket",
+             str(self.socket), "--slab-name", self.slab, "--slab-bytes", str(4 << 20),
+             "--block-tokens", "64", "--check-when-idle"],
+            stdout=self._log, stderr=self._log,
+        )  # fmt: skip
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                self.client.connect()
+            except AgentUnavailableError:
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+            else:
+                return
+
+    def stats(self) -> PoolStats:
+        return self.client.stats()
+
+    def stop(self, signum: int = signal.SIGTERM) -> None:
+        if self.process is not None and self.process.poll() is None:
+            os.kill(self.process.pid, signum)
+            self.process.wait(15)
+
+    def close(self) -> None:
+        self.client.close()
+        self.stop()
+        self._log.close()
+        Path("/dev/shm", self.slab).unlink(missing_ok=True)
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[Agent]:
+    made = Agent(tmp_path)
+    try:
+        made.start()
+        yield made
+    finally:
+        made.close()
+
+
+def clear_devices(rig: Any) -> None:
+    for api in rig.fleet.apis.values():
+        api.worker.device.clear()
+
+
+async def test_a_second_request_finds_the_first_ones_blocks(
+    rig: Any, agent: Agent, eventually: Callable[..., Any]
+) -> None:
+    rig.agent = agent.address
+    await rig.start()
+    await eventually(lambda: rig.gateway._agents.num_subscribed == 1)
+    await eventually(lambda: rig.gateway.cluster.workers["p1"].namespace)
+    first = await rig.complete(prompt=PROMPT, max_tokens=4)
+    cold = await rig.control_plane.ended()
+    await eventually(lambda: rig.gateway.cluster.index.num_blocks() > 0)
+    clear_devices(rig)
+    second = await rig.complete(prompt=PROMPT, max_tokens=4)
+    assert second.json()["choices"] == first.json()["choices"]
+    await eventually(lambda: sum(
+        d.decode_leg is not None and d.prefill_leg is not None
+        for d in rig.control_plane.decisions().values()) == 2)  # fmt: skip
+    warm = next(d for d in rig.control_plane.decisions().values() if d.at > cold.at)
+    num_tokens = cold.prompt_tokens
+    blocks = (num_tokens - 1) // 64
+    assert (cold.hit_tokens, warm.hit_tokens) == (0, blocks * 64)
+    assert warm.prefill_candidates[0].own_prefix_tokens == blocks * 64
+    assert warm.decode_leg.pool_hit_tokens == blocks * 64
+    assert warm.prefill_leg.stored_blocks == 0
+    stats = rig.gateway.stats
+    await eventually(lambda: stats.prompt_tokens == 2 * num_tokens)
+    assert stats.hit_tokens == blocks * 64
+    await eventually(lambda: agent.stats().num_owners == 0)  # released at the end
+    assert agent.stats().pinned_blocks == 0
+
+
+async def test_tenants_do_not_share_blocks(
+    rig: Any, agent: Agent, eventually: Callable[..., Any]
+) -> None:
+    rig.agent = agent.address
+    await rig.start()
+    await eventually(lambda: rig.gateway.cluster.workers["p1"].namespace)
+    for salt in (None, "a", "b"):
+        fields = {} if salt is None else {"cache_salt": salt}
+        assert (await rig.complete(prompt=PROMPT, max_tokens=1, **fields)).status_code == 200
+        clear_devices(rig)
+    assert agent.stats().hit_tokens_total == 0
+    await rig.complete(prompt=PROMPT, max_tokens=1, cache_salt="a")
+    assert agent.stats().hit_tokens_total > 0
+
+
+async def test_a01_a_client_that_leaves_between_the_legs_leaves_no_pin(
+    rig: Any, agent: Agent, eventually: Callable[..., Any]
+) -> None:
+    rig.agent = agent.address
+    await rig.start()
+    await eventually(lambda: rig.gateway._agents.num_subscribed == 1)
+    for name in ("d1", "d2"):
+        rig.api(name).faults.set(Faults(hang=True))
+    for _ in range(5):
+        task = asyncio.create_task(rig.complete(prompt=PROMPT))
+        await eventually(lambda: any(rig.api(n).worker.counters.running for n in ("d1", "d2")))
+        assert agent.stats().pinned_blocks > 0
+        task.cancel()
+        await eventually(lambda: agent.stats().pinned_blocks == 0)
+    assert rig.gateway.stats.cancelled == 5
+
+
+async def test_a_killed_agent_costs_hits_and_nothing_else(
+    rig: Any, agent: Agent, eventually: Callable[..., Any]
+) -> None:
+    rig.agent = agent.address
+    await rig.start()
+    await eventually(lambda: rig.gateway._agents.num_subscribed == 1)
+    before = (await rig.complete(prompt=PROMPT, max_tokens=3)).json()["choices"]
+    await eventually(lambda: rig.gateway.cluster.index.num_blocks() > 0)
+    agent.stop(signal.SIGKILL)
+    response = await rig.complete(prompt=PROMPT, max_tokens=3)
+    assert response.json()["choices"] == before
+    agent.start()
+    await eventually(lambda: rig.gateway._agents.num_subscribed == 1)
+    await eventually(lambda: rig.gateway.cluster.index.num_blocks() == 0)  # a new incarnation
+    clear_devices(rig)
+
+    async def stores_again() -> bool:
+        assert (await rig.complete(prompt=PROMPT, max_tokens=3)).json()["choices"] == before
+        clear_devices(rig)
+        return agent.stats().used_blocks > 0
+
+    await eventually(stores_again)
+
+
+async def test_without_a_control_plane_the_agents_list_of_workers_serves(
+    rig: Any, agent: Agent, eventually: Callable[..., Any]
+) -> None:
+    rig.workers = ("p1:prefill", "d1:decode")
+    await rig.start()
+    rows = [
+        WorkerStatus(name, role, "tiny", rig.fleet.urls[name], "ready", engine="emulated")
+        for name, role in (("p1", "prefill"), ("d1", "decode"))
+    ]
+    agent.client.report_workers(rows)
+    alone = Gateway(Settings(port=0, agents=(agent.address,), models={"tiny": str(rig.folder)}))
+    await alone.start()
+    try:
+        await eventually(lambda: alone.cluster.workers)
+        body = {"model": "tiny", "prompt": "hello", "max_tokens": 2}
+        response = await rig.client.post(f"{alone.url}/v1/completions", json=body)
+        assert response.status_code == 200
+        assert rig.seen("p1")[0]["max_tokens"] == 1
+    finally:
+        await alone.stop(1.0)
