@@ -39,10 +39,13 @@ class OverviewService:
     async def build(self, window: float) -> Overview:
         """Totals over the window; gauges as of now. Lost nodes are left out of both."""
         total = (await self.stats.totals(self.db, "cluster", window)).get("cluster", new_bucket())
+        minute = (await self.stats.totals(self.db, "cluster", 60)).get("cluster", new_bucket())
         now = self.clock.now().timestamp()
         workers = [w for w in self.fleet.list() if w.state != "lost"]
         values = {
             **self._rates(total, window, now),
+            # one request within the last minute is 1, however long the rest of the window is
+            "requests_per_minute": minute.counters.get("requests"),
             **self._gauges(),
             **self._slo(),
             "roles": self._roles(workers, total),
@@ -77,7 +80,6 @@ class OverviewService:
         moved = count("moved_bytes")
         prompt, hits = count("prompt_tokens"), count("hit_tokens")
         return {
-            "requests_per_minute": None if requests is None else requests * 60 / watched,
             "rejected_ratio": _ratio(rejected, requests),
             "hit_ratio": _ratio(hits, prompt),
             "hit_tokens": None if hits is None else int(hits),

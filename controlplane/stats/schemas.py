@@ -97,7 +97,7 @@ class Overview(Schema):
     window_seconds: float
     emulated: bool = False
     sample_age_seconds: float | None = None
-    requests_per_minute: float | None = None
+    requests_per_minute: float | None = None  # within the last 60 s, whatever the window
     rejected_ratio: float | None = None
     hit_ratio: float | None = None
     hit_tokens: int | None = None
