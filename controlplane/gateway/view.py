@@ -67,7 +67,8 @@ class ViewFollower:
 def load_static(path: str) -> View:
     """A view from a file. Raises `ConfigError`."""
     try:
-        return _decoder.decode(Path(path).read_bytes())
+        view = _decoder.decode(Path(path).read_bytes())
     except (OSError, msgspec.DecodeError) as error:
         problem = f"no cluster view can be read ({error})"
         raise ConfigError("--static", path, problem, "Give the JSON of a ClusterView.") from None
+    return view if view.boot_id else msgspec.structs.replace(view, boot_id="static")

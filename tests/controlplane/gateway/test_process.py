@@ -1,0 +1,84 @@
+"""The gateway as a process: start, memory, drain, exit codes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx2
+import pytest
+
+MAX_RSS_BYTES = 150 * 1024 * 1024
+
+
+def start(*arguments: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "controlplane.gateway", *arguments]
+    return subprocess.Popen(command, stderr=subprocess.PIPE)
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        return int(sock.getsockname()[1])
+
+
+def test_it_serves_within_its_memory_and_drains(tmp_path: Path, tokenizer_folder: Path) -> None:
+    home = Path.home() / ".local/share/perilune/models/smollm2"  # the real one if it is here
+    folder = home if (home / "tokenizer.json").exists() else tokenizer_folder
+    worker = {"id": "d1", "node_id": "n1", "role": "decode", "model": "m", "state": "ready",
+              "url": "http://127.0.0.1:9"}  # fmt: skip
+    view = tmp_path / "view.json"
+    models = [{"id": "m", "path": str(folder)}]
+    view.write_text(json.dumps({"workers": [worker], "models": models}))
+    port = free_port()
+    process = start("--port", str(port), "--static", str(view))
+    assert process.stderr is not None
+    try:
+        deadline = time.monotonic() + 60
+        rss = 0
+        while not rss:
+            assert time.monotonic() < deadline
+            try:
+                text = httpx2.get(f"http://127.0.0.1:{port}/metrics").text
+            except httpx2.TransportError:
+                time.sleep(0.1)
+                continue
+            rss = int(text.split("\nperilune_gateway_rss_bytes ")[1].split("\n")[0])
+        time.sleep(0.5)  # the tokenizer loads in a thread
+        body = {"model": "m", "prompt": "hello"}
+        response = httpx2.post(f"http://127.0.0.1:{port}/v1/completions", json=body)
+        assert response.status_code in (502, 503)
+        text = httpx2.get(f"http://127.0.0.1:{port}/metrics").text
+        rss = int(text.split("\nperilune_gateway_rss_bytes ")[1].split("\n")[0])
+        assert rss < MAX_RSS_BYTES
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        process.stderr.close()
+
+
+@pytest.mark.parametrize(("arguments", "says"), [
+    (["--static", "/nowhere.json"], "--static = '/nowhere.json': no cluster view can be read"),
+    (["--token-file", "/nowhere"], "--token-file = '/nowhere': cannot be read"),
+    (["--model", "m"], "Write --model name=/folder."),
+])  # fmt: skip
+def test_settings_that_cannot_work_exit_2(arguments: list[str], says: str) -> None:
+    process = start("--port", "0", *arguments)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 2
+    assert says in error.decode()
+
+
+def test_a_taken_port_exits_1_and_names_the_way_out() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        process = start("--port", str(taken.getsockname()[1]))
+        _, error = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "choose another: --port" in error.decode()
