@@ -18,7 +18,6 @@ import httpx2
 
 from workers.core.errors import PeriluneError
 from workers.engines.vllm import VllmWorkerSpec
-from workers.process import PARENT_PID_VARIABLE
 from workers.supervisor.cpus import as_list, split_cores
 from workers.supervisor.engine_plan import DEFAULT_BATCHED_TOKENS
 from workers.supervisor.home import Home
@@ -83,10 +82,11 @@ def plain_engine(
         max_num_batched_tokens=DEFAULT_BATCHED_TOKENS, kv_cache_gib=kv_cache_gib,
         cpu_binding=as_list(cores), dev_mode=True,
     )  # fmt: skip
-    environment = {**os.environ, **spec.environment(), PARENT_PID_VARIABLE: str(os.getpid())}
+    wrapper = [sys.executable, "-m", "workers.supervisor.child", str(os.getpid())]
+    environment = {**os.environ, **spec.environment()}
     with log_file.open("wb") as log:
         process = subprocess.Popen(
-            spec.command(), env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
+            [*wrapper, *spec.command()], env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL,
             start_new_session=True,
         )  # fmt: skip
         url = f"http://127.0.0.1:{spec.port}"
