@@ -243,7 +243,8 @@ def _peer(prefill: int, decode: int) -> Iterator[_Proxy]:
     command = [
         str(PEER_PROGRAM), "--host", "127.0.0.1", "--port", str(port), "--policy", "round_robin",
         "--vllm-pd-disaggregation", "--prefill", f"http://127.0.0.1:{prefill}",
-        "--decode", f"http://127.0.0.1:{decode}", "--log-level", "warn",
+        "--decode", f"http://127.0.0.1:{decode}", "--log-level", "warning",
+        "--prometheus-port", str(_free_port()),
     ]  # fmt: skip
     with _process(command, stdout=subprocess.DEVNULL) as process:
         _wait_for(port, process)
