@@ -42,9 +42,11 @@ class PlainEngine:
 
 @contextmanager
 def own_cluster(
-    data: Path, model_folder: Path, dtype: str, block_tokens: int
+    data: Path, model_folder: Path, dtype: str, block_tokens: int, *more: str
 ) -> Iterator[SupervisorState]:
     """`perilune up --detach` on free ports in `data`; ended with `perilune down`.
+
+    `more` are further options of `perilune up`.
 
     Raises BenchClusterError with the command's own words when it does not come up.
     """
@@ -52,6 +54,7 @@ def own_cluster(
         "up", "--detach", "--data", str(data), "--model", str(model_folder), "--dtype", dtype,
         "--block-tokens", str(block_tokens), "--dev-mode", "--port-control-plane", "0",
         "--port-gateway", "0", "--port-agent", "0", "--port-workers", "0",
+        *more,
     ]  # fmt: skip
     try:
         done = _perilune(command, _UP_SECONDS)
