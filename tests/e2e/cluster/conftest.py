@@ -15,12 +15,12 @@ from workers.models.resolve import default_data_folder, resolve_model
 from workers.supervisor.home import Home
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def model_folder() -> Path:
     return Path(resolve_model("smollm2", default_data_folder()).source)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def live(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Iterator[LiveCluster]:
     data = tmp_path_factory.mktemp("cluster")
     with (
@@ -31,7 +31,7 @@ def live(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Iterat
         yield LiveCluster(Home(data), model_folder, client, target)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def plain(
     tmp_path_factory: pytest.TempPathFactory, model_folder: Path, live: LiveCluster
 ) -> Iterator[PlainEngine]:
@@ -40,6 +40,6 @@ def plain(
         yield engine
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def vllm_prefill_url(live: LiveCluster) -> str:
     return live.target.worker_urls[live.target.prefill_workers[0]]

@@ -314,7 +314,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
             process.wait(10)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("vllm")
     model = smollm2.prepare(default_data_folder()).path
