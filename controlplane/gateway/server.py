@@ -79,6 +79,7 @@ class ClientConnection(asyncio.Protocol):
         self.write_paused_since: float | None = None
         self.since = 0.0  # when the state that `sweep` looks at began
         self._reading = False
+        self._reading_paused = False  # too many pipelined requests wait
 
     # --- transport ---
 
@@ -104,6 +105,8 @@ class ClientConnection(asyncio.Protocol):
         self.write_paused_since = None
         if self.relay is not None:
             self.relay.resume()
+        if self._task is None:
+            self._next()
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
@@ -113,17 +116,30 @@ class ClientConnection(asyncio.Protocol):
             self.since = self.loop.time()
         self._message_ended = False
         try:
-            self._parser.feed_data(data)
-        except httptools.HttpParserUpgrade:
-            self._refuse(400, "this server upgrades to no other protocol", "upgrade")
+            self._feed(data)
         except httptools.HttpParserError as error:
-            self._refuse(400, f"malformed HTTP: {error}", "malformed_http")
-        except _RefusedError:
-            pass
+            if not self._refused:  # a callback's own refusal comes out as a parser's error
+                self._refuse(400, f"malformed HTTP: {error}", "malformed_http")
         if self._in_head and not self._message_ended and not self._refused:
             self._head_bytes += len(data)
             if self._head_bytes > self._limits.max_header_bytes:
                 self._refuse_head()
+
+    def _feed(self, data: bytes) -> None:
+        """Parse; an offer to upgrade is passed over, as RFC 9110 (7.8) allows."""
+        rest = memoryview(data)
+        while True:
+            try:
+                self._parser.feed_data(rest)
+            except httptools.HttpParserUpgrade as upgrade:
+                if self._refused:
+                    return
+                rest = rest[upgrade.args[0] :]
+                head = _head_without_upgrade(self._parser.get_method(), self._url, self._headers)
+                self._parser = httptools.HttpRequestParser(self)
+                self._parser.feed_data(head)
+            else:
+                return
 
     # --- parser callbacks ---
 
@@ -148,8 +164,11 @@ class ClientConnection(asyncio.Protocol):
         if length is not None and int(length) > self._limits.max_body_bytes:
             self._refuse_body(int(length))
             raise _RefusedError
+        if self._parser.get_method() == b"CONNECT":
+            self._refuse(405, "CONNECT: this is no proxy", "method_not_allowed")
+            raise _RefusedError
         expect = headers.get(b"expect")
-        if expect is None or self._transport is None:
+        if expect is None or self._transport is None or self._parser.should_upgrade():
             return
         if expect.lower() != b"100-continue":
             self._refuse(417, f"expect = {expect.decode('latin-1')}: cannot be met", "expect")
@@ -166,6 +185,8 @@ class ClientConnection(asyncio.Protocol):
 
     def on_message_complete(self) -> None:
         parser = self._parser
+        if parser.should_upgrade():
+            return  # `_feed` gives its head again, without the offer
         request = Request(self, self._headers)
         request.method = parser.get_method()
         request.path = self._url
@@ -178,6 +199,7 @@ class ClientConnection(asyncio.Protocol):
         self._waiting.append(request)
         if len(self._waiting) > self._limits.max_pipelined and self._transport is not None:
             self._transport.pause_reading()
+            self._reading_paused = True
         if self._task is None:
             self._next()
 
@@ -196,7 +218,10 @@ class ClientConnection(asyncio.Protocol):
     ) -> None:
         """The whole answer in one write. `headers` are complete lines."""
         head = self._head(status, content_type, headers)
-        self._write(b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body))
+        length = len(body)
+        if self._request is not None and self._request.method == b"HEAD":
+            body = b""
+        self._write(b"%bcontent-length: %d\r\n\r\n%b" % (head, length, body))
 
     def start(self, status: int, content_type: bytes, headers: bytes = b"") -> bytes:
         """Head of a chunked answer, to be written with its first piece."""
@@ -213,10 +238,9 @@ class ClientConnection(asyncio.Protocol):
         else:
             self._write(b"%b%x\r\n%b\r\n" % (head, len(data), data))
 
-    def write_raw(self, data: bytes) -> None:
-        """A piece that is framed as a chunk already (not for HTTP/1.0)."""
-        if self._transport is not None:
-            self._transport.write(data)
+    def raw_writer(self) -> Callable[[bytes], object]:
+        """Writes pieces that are framed as chunks already. Harmless once the client has left."""
+        return self._write if self._transport is None else self._transport.write
 
     @property
     def takes_chunks(self) -> bool:
@@ -259,7 +283,12 @@ class ClientConnection(asyncio.Protocol):
     def _next(self) -> None:
         if not self._waiting or self._transport is None or self._refused:
             return
+        if self.write_paused_since is not None:
+            return  # the client does not read its answers; `resume_writing` goes on
         self._request = self._waiting.popleft()
+        if self._reading_paused and len(self._waiting) <= self._limits.max_pipelined:
+            self._reading_paused = False
+            self._transport.resume_reading()
         self.head_sent = False
         self._task = self.loop.create_task(self._handle(self._request))
 
@@ -290,9 +319,7 @@ class ClientConnection(asyncio.Protocol):
         if not request.keep_alive:
             self._transport.close()
             return
-        if self._waiting:
-            self._transport.resume_reading()
-            self._next()
+        self._next()
 
     # --- refusing ---
 
@@ -350,6 +377,17 @@ class ClientConnection(asyncio.Protocol):
         """End the running handler."""
         if self._task is not None:
             self._task.cancel()
+
+
+def _head_without_upgrade(method: bytes, url: bytes, headers: dict[bytes, bytes]) -> bytes:
+    """A request's head, without what offers another protocol."""
+    tokens = headers.get(b"connection", b"").lower().split(b",")
+    kept = [token for token in map(bytes.strip, tokens) if token in (b"close", b"keep-alive")]
+    dropped = (b"upgrade", b"http2-settings", b"connection")
+    lines = [b"%b: %b\r\n" % item for item in headers.items() if item[0] not in dropped]
+    if kept:
+        lines.append(b"connection: %b\r\n" % b", ".join(kept))
+    return b"%b %b HTTP/1.1\r\n%b\r\n" % (method, url, b"".join(lines))
 
 
 class _RefusedError(Exception):

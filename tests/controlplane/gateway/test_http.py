@@ -96,6 +96,58 @@ async def test_a36_a_head_over_the_limit_is_431(rig: Any) -> None:
     assert drip.startswith(b"HTTP/1.1 431")
 
 
+@pytest.mark.parametrize("lines", [
+    b"x-huge: " + b"y" * 70_000, b"expect: a-miracle", b"content-length: 99999999",
+])  # fmt: skip
+async def test_a_refusal_is_said_once_and_ends_cleanly(rig: Any, lines: bytes) -> None:
+    faults: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(context))
+    await rig.start()
+    answer = await raw(rig, b"POST /v1/completions HTTP/1.1\r\nhost: x\r\n" + lines + b"\r\n\r\n")
+    assert answer.count(b"HTTP/1.1 ") == 1
+    assert faults == []
+
+
+async def test_an_offer_to_upgrade_is_passed_over(rig: Any) -> None:
+    """Java's HTTP client offers h2c on every plain request."""
+    await rig.start()
+    offer = (b"connection: Upgrade, HTTP2-Settings", b"upgrade: h2c", b"http2-settings: AAA")
+    whole = post(HELLO, *offer) * 2
+    answer = await raw(rig, whole)
+    assert answer.count(b"HTTP/1.1 200 OK") == 2
+    assert b"connection: close" not in answer
+    torn = [whole[i : i + 50] for i in range(0, len(whole), 50)]
+    assert (await raw(rig, *torn)).count(b"HTTP/1.1 200 OK") == 2
+    assert (await raw(rig, b"CONNECT x:1 HTTP/1.1\r\nhost: x\r\n\r\n")).startswith(b"HTTP/1.1 405")
+
+
+async def test_head_has_no_body(rig: Any) -> None:
+    await rig.start()
+    head = b"HEAD %b HTTP/1.1\r\nhost: x\r\n\r\n"
+    get = b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n"
+    for path, status in ((b"/v1/models", b"200"), (b"/nothing", b"404")):
+        first, second = (await raw(rig, head % path + get)).split(b"HTTP/1.1 ")[1:]
+        assert first.startswith(status)
+        assert b"content-length: 0" not in first
+        assert first.endswith(b"\r\n\r\n")
+        assert second.endswith(b'{"status":"ok"}')
+
+
+async def test_a_flood_of_pipelined_requests_is_not_read_ahead(rig: Any, eventually: Any) -> None:
+    """A client that sends without reading holds one read's worth of requests and answers."""
+    await rig.start()
+    get = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"
+    _, writer = await asyncio.open_connection("127.0.0.1", rig.gateway.server.port, limit=4096)
+    writer.write(get * 100_000)
+    (connection,) = await eventually(lambda: list(rig.gateway.server.connections))
+    await eventually(lambda: connection.write_paused_since is not None)
+    for _ in range(20):
+        await asyncio.sleep(0.01)
+        assert len(connection._waiting) <= 2**18 / len(get) + rig.limits.max_pipelined
+        assert connection._transport.get_write_buffer_size() < 2**20
+    writer.transport.abort()
+
+
 async def test_expect_continue_is_answered_first(rig: Any) -> None:
     await rig.start()
     head = post(HELLO, b"expect: 100-continue").removesuffix(HELLO)
