@@ -26,7 +26,7 @@ class ConnectorSettings:
     model_id: str
     weights_version: str = ""
     load_timeout_seconds: float = 2.0  # how long leg 2 waits for blocks still being written
-    call_timeout_seconds: float = 0.05
+    call_timeout_seconds: float = 0.2  # a busy two-core machine needs more than 0.05 now and then
     store_timeout_seconds: float = 2.0
     start_timeout_seconds: float = 10.0
     lookup_ttl_seconds: float = 0.02

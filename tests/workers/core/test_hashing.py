@@ -42,12 +42,19 @@ class TestVector:
         assert hash_test_vector() == PUBLISHED_TEST_VECTOR
 
     @pytest.mark.parametrize("seed", ["0", "1", "random"])
-    def test_b26_b27_other_process_and_hash_seed_give_equal_keys(self, seed: str) -> None:
+    def test_b26_other_process_and_hash_seed_give_equal_keys(self, seed: str) -> None:
+        self._compare_with_a_process(seed, "list(range(200)), 64")
+
+    @pytest.mark.parametrize("seed", ["0", "12345"])
+    def test_b27_absent_extras_hash_alike_in_every_process(self, seed: str) -> None:
+        self._compare_with_a_process(seed, "list(range(200)), 64, extras=()")
+
+    def _compare_with_a_process(self, seed: str, arguments: str) -> None:
         code = (
             "from workers.core.hashing import *;"
             "print(hash_test_vector().hex());"
             "print(*[h.hex() for h in block_hashes(root_hash(b'n' * 32, None, None),"
-            " list(range(200)), 64)])"
+            f" {arguments})])"
         )
         environment = {**os.environ, "PYTHONHASHSEED": seed}
         done = subprocess.run(
