@@ -37,15 +37,10 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
 ) -> None:
     """Show what runs on this machine: state, memory, restarts. Exit 1 unless all is ready."""
-    from rich.console import Console  # noqa: PLC0415 - only here
-
     from console.status import collect, render  # noqa: PLC0415 - only here
 
     found = collect(_home(data))
-    if as_json:
-        print(json.dumps(found))
-    else:
-        Console(soft_wrap=True).print(render(found), markup=False, highlight=False)
+    print(json.dumps(found) if as_json else render(found))
     if not _all_ready(found):
         raise typer.Exit(EXIT_NOT_READY)
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
-
 from console.viewmodel import numbers
 from workers.supervisor.procfs import ProcessIdentity, own_memory_bytes, session_memory_bytes
 from workers.supervisor.state_file import ComponentState, read_state
@@ -48,27 +46,36 @@ def collect(home: Home) -> dict[str, Any]:
     }
 
 
-def render(status: dict[str, Any]) -> Table | str:
-    """For a terminal."""
+def render(status: dict[str, Any]) -> str:
+    """For a terminal or a pipe: the address stands last and is never cut or wrapped."""
     if status["state"] == "down":
         return f"no cluster of {status['data']} is running (perilune up starts one)"
     emulated = ", emulated engine" if status["emulated"] else ""
     title = f"{status['cluster']}: {status['state']}, model {status['model']}{emulated}"
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
-    for name in COLUMNS:
-        table.add_column(name, justify="right" if name in RIGHT else "left", overflow="fold")
-    for each in status["components"]:
-        has_failed = each["state"] == "failed"
-        table.add_row(
-            each["name"],
-            each["state"],
-            str(each["pid"] or "-"),
-            numbers.stored_bytes(each["rss_bytes"]),
-            numbers.count(each["restarts"]),
-            numbers.duration(each["age_seconds"]),
-            f"{each['last_error']} (log: {each['log_file']})" if has_failed else each["url"],
-        )
-    return table
+    rows = [COLUMNS, *map(_row, status["components"])]
+    widths = [max(len(row[place]) for row in rows) for place in range(len(COLUMNS))]
+    return "\n".join([title, *(_padded(row, widths) for row in rows)])
+
+
+def _row(each: dict[str, Any]) -> tuple[str, ...]:
+    has_failed = each["state"] == "failed"
+    return (
+        each["name"],
+        each["state"],
+        str(each["pid"] or "-"),
+        numbers.stored_bytes(each["rss_bytes"]),
+        numbers.count(each["restarts"]),
+        numbers.duration(each["age_seconds"]),
+        f"{each['last_error']} (log: {each['log_file']})" if has_failed else each["url"],
+    )
+
+
+def _padded(row: tuple[str, ...], widths: list[int]) -> str:
+    cells = (
+        cell.rjust(width) if name in RIGHT else cell.ljust(width)
+        for name, cell, width in zip(COLUMNS, row, widths, strict=True)
+    )
+    return "  ".join(cells).rstrip()
 
 
 def _component(component: ComponentState, now: float) -> dict[str, Any]:

@@ -12,49 +12,43 @@ from controlplane.nodes.schemas import Node
 from controlplane.policies.schemas import PolicyPutReply, PolicyRevision
 from controlplane.stats.schemas import Pair
 from controlplane.tokens.schemas import Key
+from workers.core import numbers
+from workers.core.error_text import error_text
+from workers.core.numbers import count as number
+from workers.core.numbers import duration
 
-UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
+RIGHT = frozenset({
+    "AGE", "RESTARTS", "USED", "CAPACITY", "PINNED", "WRITE QUEUE", "BLOCK", "RUN", "WAIT", "RSS",
+    "PROMPT", "HIT %", "TTFT", "TBT P95", "TRANSFERS", "BYTES", "SECONDS", "P50", "P95", "FAILURES",
+    "PREDICTED", "MEASURED", "OWN", "T_QUEUE", "T_TRANSFER", "T_PREFILL", "RUNNING", "PRED. TBT",
+    "DEVICE HIT", "POOL HIT", "COMPUTED", "LOADED", "STORED", "KV WAIT",
+})  # fmt: skip
+"""Columns of numbers."""
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], empty: str) -> str:
-    """Columns padded to their widest cell; `empty` where there is no row."""
+    """Columns padded to their widest cell and never wrapped; `empty` where there is no row."""
     lines = [list(head), *(list(row) for row in rows)]
     if len(lines) == 1:
         return empty
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
     return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        "  ".join(
+            cell.rjust(width) if name in RIGHT else cell.ljust(width)
+            for name, cell, width in zip(head, line, widths, strict=True)
+        ).rstrip()
         for line in lines
     )
 
 
-def duration(seconds: float | None) -> str:
-    """`-` is unknown, as everywhere."""
-    if seconds is None:
-        return "-"
-    if seconds < 0.001:
-        return f"{seconds * 1e6:.0f} us"
-    return f"{seconds * 1000:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
-
-
-def size(num_bytes: float | None) -> str:
-    if num_bytes is None:
-        return "-"
-    value, unit = float(num_bytes), 0
-    while value >= 1024 and unit < len(UNITS) - 1:
-        value, unit = value / 1024, unit + 1
-    return f"{value:.0f} {UNITS[unit]}" if unit == 0 else f"{value:.2f} {UNITS[unit]}"
-
-
-def number(value: float | None) -> str:
-    return "-" if value is None else f"{value:,.0f}"
-
-
 def percent(part: float | None, whole: float | None) -> str:
-    return f"{100 * part / whole:.1f}" if part is not None and whole else "-"
+    """Without its sign, which stands in the head."""
+    ratio = part / whole if part is not None and whole else None
+    return numbers.percent(ratio, unit=False)
 
 
 def clock(at: datetime) -> str:
+    """UTC, sortable."""
     return at.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
@@ -74,7 +68,7 @@ def nodes(items: list[Node]) -> str:
         (
             node.id,
             node.state,
-            duration(node.heartbeat_age_seconds),
+            numbers.age(node.heartbeat_age_seconds),
             str(node.restarts),
             # a lost node's numbers are old: marked, not hidden
             ("~" if node.state == "lost" and node.used_blocks is not None else "")
@@ -82,7 +76,7 @@ def nodes(items: list[Node]) -> str:
             number(node.capacity_blocks),
             number(node.pinned_blocks),
             f"{number(node.write_queue_blocks)} / {number(node.write_queue_bound)}",
-            size(node.block_bytes),
+            numbers.stored_bytes(node.block_bytes),
         )
         for node in items
     )
@@ -101,7 +95,7 @@ def workers(items: list[Worker]) -> str:
             number(worker.running),
             number(worker.waiting),
             str(worker.restarts),
-            size(worker.rss_bytes),
+            numbers.stored_bytes(worker.rss_bytes),
             worker.url,
         )
         for worker in items
@@ -130,14 +124,25 @@ def requests(items: list[Decision]) -> str:
             d.status,
             number(d.prompt_tokens),
             percent(d.hit_tokens, d.engine_prompt_tokens or d.prompt_tokens),
-            duration(d.ttft_seconds),
-            duration(d.tbt_p95_seconds),
+            _latency(d, d.ttft_seconds),
+            _latency(d, d.tbt_p95_seconds),
             f"{d.prefill_worker or '-'} -> {d.decode_worker or '-'}",
-            d.error[:80],
+            _why(d),
         )
         for d in items
     )
     return table(head, rows, "No request matches.")
+
+
+def _latency(d: Decision, seconds: float | None) -> str:
+    """`-`: nothing to measure, as the request was not streamed or has not finished."""
+    measurable = d.stream and d.status.startswith("finished")
+    return numbers.NO_TRAFFIC if seconds is None and not measurable else duration(seconds)
+
+
+def _why(d: Decision) -> str:
+    """What went wrong, in a line."""
+    return " ".join(error_text(d.error).split())[:80]
 
 
 def transfers(pairs: list[Pair]) -> str:
@@ -148,7 +153,7 @@ def transfers(pairs: list[Pair]) -> str:
             pair.destination,
             pair.path,
             number(pair.transfers),
-            size(pair.bytes),
+            numbers.moved_bytes(pair.bytes),
             duration(pair.seconds),
             duration(pair.p50_seconds),
             duration(pair.p95_seconds),
@@ -236,7 +241,7 @@ def request(d: Decision) -> str:
     ]
     if d.error:
         leg = f" in the {d.failed_leg} leg" if d.failed_leg else ""
-        parts.append(f"error{leg}: {d.error}")
+        parts.append(f"error{leg}: {error_text(d.error)}")
     if d.retry_after_seconds is not None:
         parts.append(f"Retry-After {d.retry_after_seconds:g} s")
     if d.policy_revisions:

@@ -9,7 +9,7 @@ from rich.style import Style
 from console.tui.caps import tone_style
 from console.tui.context import Context
 from console.tui.lines import Line, Span, fit, line, table_lines, toned
-from console.viewmodel import numbers, requests, topology
+from console.viewmodel import numbers, requests, topology, transfers
 from console.viewmodel.audit import change
 from console.viewmodel.policies import show
 from console.viewmodel.requests import Bar, RequestView
@@ -23,7 +23,7 @@ def node_lines(context: Context, node_id: str, width: int) -> list[Line]:
         return [
             line(toned(f" No node {clean(node_id)} is known any more. Esc goes back.", "muted"))
         ]
-    lines = [line(toned(f" node {clean(node_id)}", "strong")), *_fields(rows, width), line("")]
+    lines = [line(toned(f" node {clean(node_id)}", "strong")), *field_lines(rows, width), line("")]
     own = [worker for worker in context.snapshot.workers if worker.node_id == node_id]
     for worker in own:
         lines.extend(worker_lines(context, worker.id, width))
@@ -55,7 +55,7 @@ def worker_lines(context: Context, worker_id: str, width: int) -> list[Line]:
         ("last error", worker.last_error or "none"),
     )  # fmt: skip
     rows = tuple(Row(name, (Text(name, "muted"), cell(value))) for name, value in fields)
-    return [line(toned(f" worker {clean(worker_id)}", "strong")), *_fields(rows, width)]
+    return [line(toned(f" worker {clean(worker_id)}", "strong")), *field_lines(rows, width)]
 
 
 def gateway_lines(context: Context, gateway_id: str, width: int) -> list[Line]:
@@ -84,7 +84,24 @@ def gateway_lines(context: Context, gateway_id: str, width: int) -> list[Line]:
             ("memory", f"{numbers.stored_bytes(stats.rss_bytes)} resident"),
         ]
     rows = tuple(Row(name, (Text(name, "muted"), cell(value))) for name, value in fields)
-    return [line(toned(f" gateway {clean(gateway_id)}", "strong")), *_fields(rows, width)]
+    return [line(toned(f" gateway {clean(gateway_id)}", "strong")), *field_lines(rows, width)]
+
+
+def pair_lines(context: Context, name: str, width: int) -> list[Line]:
+    """A pair's numbers, then what it handed over last."""
+    source, _, target = name.partition("/")
+    table = transfers.pair_table(context.snapshot.matrix)
+    row = next((row for row in table.rows if row.key == f"{source}>{target}"), None)
+    lines = [line(toned(f" {clean(source)} -> {clean(target)}, last 5 min", "strong"))]
+    if row is None:
+        lines.append(line(toned(" No KV has travelled between these two.", "muted")))
+    else:
+        named = zip(table.columns[1:], row.cells[1:], strict=True)
+        facts = [Row(c.key, (Text(c.label.lower(), "muted"), value)) for c, value in named]
+        lines.extend(field_lines(tuple(facts), width))
+    lines.extend((line(""), line(toned(" LAST REQUESTS OF THE PAIR, newest first", "strong"))))
+    last = transfers.handovers(context.snapshot.decisions, source, target, tz=context.tz)
+    return [*lines, *(line(" ", *row) for row in table_lines(last, width - 2))]
 
 
 def audit_lines(context: Context, row_id: str, width: int) -> list[Line]:
@@ -107,7 +124,7 @@ def audit_lines(context: Context, row_id: str, width: int) -> list[Line]:
         ("after", row.after or numbers.NO_TRAFFIC),
     )
     rows = tuple(Row(name, (Text(name, "muted"), cell(value))) for name, value in fields)
-    return [line(toned(f" audit row {row.id}", "strong")), *_fields(rows, width)]
+    return [line(toned(f" audit row {row.id}", "strong")), *field_lines(rows, width)]
 
 
 def policy_lines(context: Context, name: str, width: int) -> list[Line]:
@@ -122,7 +139,11 @@ def policy_lines(context: Context, name: str, width: int) -> list[Line]:
         Row(key, (Text(key, "muted"), cell(show(value)))) for key, value in found.spec.items()
     )
     reason = clean(found.reason) or "no reason given"
-    return [line(toned(head, "strong")), line(toned(f" {reason}", "muted")), *_fields(rows, width)]
+    return [
+        line(toned(head, "strong")),
+        line(toned(f" {reason}", "muted")),
+        *field_lines(rows, width),
+    ]
 
 
 def request_lines(context: Context, request_id: str, width: int) -> list[Line]:
@@ -194,7 +215,7 @@ def _bar_line(bar: Bar, names: int, room: int, notes: int, *, ascii_only: bool) 
     )
 
 
-def _fields(rows: tuple[Row, ...], width: int) -> list[Line]:
+def field_lines(rows: tuple[Row, ...], width: int) -> list[Line]:
     """Name and value; long values wrap under themselves."""
     names = max((len(row.cells[0].text) for row in rows), default=0)
     room = max(10, width - names - 4)

@@ -17,6 +17,8 @@ from console.viewmodel.table import Row, Table, Text, Tone
 
 REVERSE = Style(reverse=True)
 STALE = tone_style("stale")
+GROWTH = 3
+"""A growing column with others at its right gets at most so many times its declared width."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,8 @@ def _spread(
     growing = [index for index in kept if table.columns[index].grow]
     for place, index in enumerate(growing):
         share = spare // (len(growing) - place)
+        if index != kept[-1]:  # further apart than this, the eye loses the row
+            share = min(share, max(0, GROWTH * table.columns[index].width - widths[index]))
         widths[index] += share
         spare -= share
     return Layout(tuple(widths.items()), gap)

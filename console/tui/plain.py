@@ -114,6 +114,8 @@ _SCREENS: dict[str, Callable[[Context], list[Line]]] = {
 _DETAILS: dict[str, Callable[[Context, str, int], list[Line]]] = {
     "node": details.node_lines,
     "worker": details.worker_lines,
+    "gateway": details.gateway_lines,
     "request": details.request_lines,
+    "pair": details.pair_lines,
     "policy": details.policy_lines,
 }

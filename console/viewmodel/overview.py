@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import tzinfo
 
@@ -28,7 +27,7 @@ class Figure:
 
 @dataclass(frozen=True, slots=True)
 class ServiceRow:
-    """Now, the course of the window (None = gap), and the limit it is held against."""
+    """Of the window, the course of it (None = gap), and the limit it is held against."""
 
     key: str
     label: str
@@ -92,18 +91,17 @@ def figures(seen: Overview | None) -> tuple[Figure, ...]:
 
 
 def service(seen: Overview | None, series: SeriesReply) -> tuple[ServiceRow, ...]:
-    """The lines under SERVICE."""
+    """The lines under SERVICE: of the window, as their head says, or as their label says."""
     if seen is None:
         return ()
     read = _Reader(series)
     rate = numbers.per_minute(seen.requests_per_minute)
     rejected = _bare(seen.rejected_ratio, seen)
-    queue = read("queue_p95_seconds")
     return (
-        ServiceRow("requests", "requests/min", rate, read("requests")),
+        ServiceRow("requests", "requests, last min", rate, read("requests")),
         ServiceRow("rejected", "rejected %", rejected, read("rejected")),
         *_latency_rows(seen, read),
-        ServiceRow("queue", "queue P95", _latest(queue), queue),
+        ServiceRow("queue", "queue P95", _queue(seen), read("queue_p95_seconds")),
         *_ratio_rows(seen, read),
     )
 
@@ -199,9 +197,10 @@ def _share(good: float | None, bad: float | None) -> float | None:
     return None if not whole else (good or 0.0) / whole
 
 
-def _latest(values: Sequence[float | None]) -> str:
-    known = [value for value in values if value is not None]
-    return numbers.duration(known[-1]) if known else numbers.NO_TRAFFIC
+def _queue(seen: Overview) -> str:
+    """The worst role's."""
+    known = [role.queue_p95_seconds for role in seen.roles if role.queue_p95_seconds is not None]
+    return numbers.duration(max(known)) if known else numbers.NO_TRAFFIC
 
 
 def _quiet(seen: Overview) -> bool:

@@ -10,6 +10,7 @@ from console.viewmodel import numbers
 from console.viewmodel.filters import FieldKind
 from console.viewmodel.table import Column, Fact, Row, Table, Text, Tone, cell, clean
 from controlplane.decisions.schemas import Decision, DecodeCandidate, Phase, PrefillCandidate
+from workers.core.error_text import error_text
 
 BAR_WIDTH = 28
 COLUMNS = (
@@ -21,7 +22,7 @@ COLUMNS = (
     Column("hit", "HIT %", 6, "right"),
     Column("ttft", "TTFT", 9, "right"),
     Column("tbt", "TBT P95", 9, "right", drop=3),
-    Column("route", "P -> D", 10, grow=True, drop=2),
+    Column("route", "P -> D", 12, grow=True, drop=2),
     Column("where", "WHERE THE TIME WENT", BAR_WIDTH, drop=5),
     Column("why", "WHY", 24, grow=True, drop=1),
 )
@@ -47,6 +48,7 @@ LETTERS = {
     "first decode step": "d",
 }
 SLOW_RATIO = 2.0
+_UNFINISHED = frozenset({"rejected", "running", "cancelled", "failed"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +117,14 @@ def _row(decision: Decision, now: float, tz: tzinfo) -> Row:
     return Row(decision.request_id, cells, facts, f"request/{decision.request_id}")
 
 
+def is_client_error(decision: Decision) -> bool:
+    """The engine refused what the client sent: nothing of the cluster's failed."""
+    return decision.status == "failed" and 400 <= (decision.http_status or 0) < 500
+
+
 def _status_tone(decision: Decision) -> Tone:
+    if is_client_error(decision):
+        return "warn"
     tones: dict[str, Tone] = {
         "running": "accent",
         "rejected": "warn",
@@ -127,9 +136,8 @@ def _status_tone(decision: Decision) -> Tone:
 
 def hit_ratio(decision: Decision) -> float | None:
     """Prompt tokens served from any tier / prompt tokens requested; None while unknown."""
-    if decision.hit_tokens is None or not decision.prompt_tokens:
-        return None
-    return decision.hit_tokens / decision.prompt_tokens
+    whole = decision.engine_prompt_tokens or decision.prompt_tokens
+    return None if decision.hit_tokens is None or not whole else decision.hit_tokens / whole
 
 
 def _hit_text(decision: Decision) -> str:
@@ -140,7 +148,8 @@ def _hit_text(decision: Decision) -> str:
 
 
 def _latency(decision: Decision, seconds: float | None) -> str:
-    if seconds is None and decision.status in ("rejected", "running", "cancelled"):
+    """A request that is not streamed has no first token of its own to measure."""
+    if seconds is None and (decision.status in _UNFINISHED or not decision.stream):
         return numbers.NO_TRAFFIC
     return numbers.duration(seconds)
 
@@ -166,7 +175,8 @@ def why(decision: Decision) -> str:
         return f"{decision.http_status or 429}: {decision.error or 'rejected'}{after}"
     if decision.error:
         leg = f"{decision.failed_leg} leg: " if decision.failed_leg else ""
-        return leg + decision.error
+        status = f"{decision.http_status}: " if decision.http_status else ""
+        return status + leg + error_text(decision.error)
     worst = max(decision.phases, key=_excess, default=None)
     if worst is not None and _excess(worst) >= SLOW_RATIO:
         return f"{worst.name} {numbers.times(_excess(worst))}"
@@ -374,10 +384,13 @@ def _outcome(decision: Decision) -> Text:
         return cell(f"{decision.status}: {why(decision)}", _status_tone(decision))
     if decision.status == "running":
         return Text(f"running; predicted TTFT {numbers.duration(predicted)}")
-    parts = [f"TTFT {numbers.duration(measured)}, predicted {numbers.duration(predicted)}"]
+    streamed = decision.stream or measured is not None
+    ttft = f"TTFT {numbers.duration(measured)}" if streamed else "not streamed: no TTFT"
+    parts = [f"{ttft}, predicted {numbers.duration(predicted)}"]
     if measured is not None and predicted:
         parts.append(numbers.times(measured / predicted))
-    parts.append(f"TBT P95 {numbers.duration(decision.tbt_p95_seconds)}")
+    if streamed:
+        parts.append(f"TBT P95 {numbers.duration(decision.tbt_p95_seconds)}")
     parts.append(f"e2e {numbers.duration(decision.e2e_seconds)}")
     return Text(", ".join(parts), "warn" if _slow(decision) else "plain")
 

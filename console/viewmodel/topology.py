@@ -9,6 +9,7 @@ from datetime import tzinfo
 from console.viewmodel import numbers
 from console.viewmodel.filters import FieldKind
 from console.viewmodel.freshness import is_old
+from console.viewmodel.requests import is_client_error
 from console.viewmodel.state import Snapshot
 from console.viewmodel.table import Column, Fact, Row, Table, Text, Tone, cell
 from controlplane.decisions.schemas import Decision
@@ -157,7 +158,7 @@ def _worker_cells(worker: Worker | None, *, old: bool) -> tuple[Text, Text, Text
             Text(numbers.NO_TRAFFIC),
         )
     tone: Tone = "stale" if old else "plain"
-    emulated = " (emulated)" if worker.engine == "emulated" else ""
+    emulated = " emu" if worker.engine == "emulated" else ""
     return (
         cell(f"{worker.role:<7} {worker.id}{emulated}", tone),
         Text(_running(worker, old=old), tone),
@@ -244,7 +245,7 @@ def _pairing_row(source: str, target: str, group: Sequence[Decision], total: int
     slowest = max((d.ttft_seconds for d in group if d.ttft_seconds is not None), default=None)
     asked = sum(d.prompt_tokens or 0 for d in group if d.hit_tokens is not None)
     hit = sum(d.hit_tokens or 0 for d in group)
-    failed = sum(d.status == "failed" for d in group)
+    failed = sum(d.status == "failed" and not is_client_error(d) for d in group)
     loaded = sum(d.decode_leg.loaded_bytes for d in group if d.decode_leg)
     cells = (
         cell(f"{source} -> {target}"),

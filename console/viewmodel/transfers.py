@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from datetime import tzinfo
 from typing import Literal, NamedTuple
 
 from console.viewmodel import numbers
@@ -17,6 +18,7 @@ from console.viewmodel.heatmap import (
 )
 from console.viewmodel.levels import FAILURES, LATENCY, SHM_BYTES, Scale
 from console.viewmodel.table import Column, Fact, Row, Table, Text, cell, clean
+from controlplane.decisions.schemas import Decision
 from controlplane.fleet.schemas import Worker
 from controlplane.stats.schemas import Matrix, Pair
 
@@ -64,7 +66,7 @@ def transfers(
     levels = previous_levels(previous, targets)
     columns = tuple(HeatColumn(target, clean(target)) for target in targets)
     rows = tuple(_row(s, targets, pairs, window, kind, levels) for s in sources)
-    moved = any(pair.transfers for pair in pairs.values())
+    moved = any(pair.transfers or pair.bytes for pair in pairs.values())
     return Heatmap(
         name=f"transfers_{value}",
         title=f"{kind.label}, {numbers.window(window)}{_path(list(pairs.values()))}",
@@ -109,11 +111,12 @@ def _cell(
     levels: Mapping[tuple[str, str], int],
 ) -> Cell:
     where = clean(f"{source} -> {target}")
-    if pair is None or (pair.transfers == 0 and pair.failures == 0):
+    if pair is None or not (pair.transfers or pair.failures or pair.bytes):
         return without_value("no_traffic", where)
     number = kind.read(pair, window)
     if number is None:
-        return without_value("no_data", f"{where}  {_facts(pair)}")
+        why = "" if pair.transfers else "  loaded again later, no handover timed"
+        return without_value("no_data", f"{where}  {_facts(pair)}{why}")
     return valued(
         kind.scale,
         number,
@@ -129,8 +132,8 @@ def _facts(pair: Pair) -> str:
     rate = pair.bytes / pair.seconds if pair.seconds > 0 else None
     return (
         f"P50 {numbers.duration(pair.p50_seconds)}  P95 {numbers.duration(pair.p95_seconds)}"
-        f"  {numbers.count(pair.transfers)} transfers  {numbers.moved_bytes(pair.bytes)}"
-        f"  {numbers.moved_rate(rate)} each  failed {numbers.count(pair.failures)}  path {pair.path}"
+        f"  {numbers.count(pair.transfers)} transfers, {numbers.count(pair.failures)} failed"
+        f"  {numbers.moved_bytes(pair.bytes)}  {numbers.moved_rate(rate)} each  path {pair.path}"
     )
 
 
@@ -214,3 +217,47 @@ def _pair_row(pair: Pair) -> Row:
         "failed": pair.failures,
     }
     return Row(f"{pair.source}>{pair.destination}", cells, facts)
+
+
+HANDOVER_COLUMNS = (
+    Column("at", "TIME", 8),
+    Column("request", "REQUEST", 8),
+    Column("status", "STATUS", 15),
+    Column("blocks", "BLOCKS", 6, "right"),
+    Column("bytes", "BYTES", 9, "right"),
+    Column("failed", "FAILED", 6, "right"),
+    Column("predicted", "PREDICTED", 9, "right", drop=1),
+    Column("handover", "HANDOVER", 9, "right"),
+    Column("wait", "KV WAIT", 9, "right"),
+)
+
+
+def handovers(decisions: Sequence[Decision], source: str, target: str, *, tz: tzinfo) -> Table:
+    """The last requests that this pair served, newest first: what decode loaded, and how long."""
+    rows = tuple(
+        _handover_row(decision, tz)
+        for decision in reversed(decisions)
+        if (decision.prefill_worker, decision.decode_worker) == (source, target)
+    )
+    return Table(HANDOVER_COLUMNS, rows, "No request among the last ones went this way.")
+
+
+def _handover_row(decision: Decision, tz: tzinfo) -> Row:
+    leg = decision.decode_leg
+    phase = next((p for p in decision.phases if p.name == "handover"), None)
+    predicted = phase.predicted_seconds if phase else None
+    measured = phase.measured_seconds if phase else None
+    failed = leg.failed_blocks if leg else None
+    cells = (
+        Text(numbers.clock(decision.at, tz)),
+        cell(numbers.short_id(decision.request_id)),
+        Text(decision.status),
+        Text(numbers.count(leg.loaded_blocks if leg else None)),
+        Text(numbers.moved_bytes(leg.loaded_bytes if leg else None)),
+        Text(numbers.count(failed), "critical" if failed else "plain"),
+        Text(numbers.duration(predicted)),
+        Text(numbers.duration(measured)),
+        Text(numbers.duration(leg.kv_wait_seconds if leg else None)),
+    )
+    facts: dict[str, Fact] = {"id": decision.request_id, "handover": measured}
+    return Row(decision.request_id, cells, facts, f"request/{decision.request_id}")

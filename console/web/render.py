@@ -12,6 +12,7 @@ from console.viewmodel.heatmap import HeatColumn, Heatmap, HeatRow
 from console.viewmodel.levels import GLYPHS
 from console.viewmodel.requests import Bar
 from console.viewmodel.sparkline import sparkline
+from console.viewmodel.words import HELP
 
 from .assets import Assets
 from .charts import spark, strongest, verdict_of
@@ -19,7 +20,6 @@ from .frame import NAV, Frame
 from .links import cell_page, head_place, page_of, path
 from .pages.base import Page
 from .viewer import WINDOWS_SECONDS, Viewer
-from .words import WORDS
 
 TEMPLATES = Path(__file__).parent / "templates"
 THINNEST_BAR = 3.0
@@ -56,7 +56,7 @@ class Renderer:
             window_after=window_after,
             window_choices=WINDOWS_SECONDS,
             window_text=numbers.window,
-            words=WORDS,
+            words=HELP,
         )
 
     def html(self, page: Page, frame: Frame, viewer: Viewer, *, part: bool = False) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Literal, Protocol
 
 from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.responses import RedirectResponse
 
 from console.web.pages import audit, cache, cluster, policies, requests
 from console.web.website import Website
@@ -37,6 +38,11 @@ def _add_pages(router: APIRouter, site: Website) -> None:
     @router.get("/topology")
     async def topology(request: Request) -> Response:
         return await site.page(request, cluster.topology_page)
+
+    @router.get("/cache")
+    async def cache_default(request: Request) -> Response:
+        query = f"?{request.url.query}" if request.url.query else ""
+        return RedirectResponse(f"/cache/hit-rate{query}")
 
     @router.get("/cache/{view}")
     async def cache_view(request: Request, view: CacheView) -> Response:

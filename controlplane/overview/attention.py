@@ -10,6 +10,7 @@ from controlplane.fleet.schemas import Worker
 from controlplane.gateways.schemas import Gateway
 from controlplane.nodes.schemas import Node
 from controlplane.stats.schemas import Attention, Overview
+from workers.core import numbers
 
 WRITE_QUEUE_ALARM = 0.70
 KV_WAIT_ALARM = 0.15
@@ -46,9 +47,8 @@ def findings(
     for gateway in gateways:
         if gateway.state != "ready":
             severity: Severity = "critical" if gateway.state == "lost" else "warn"
-            text = (
-                f"gateway {gateway.id} {gateway.state}, no report for {gateway.age_seconds:.0f} s"
-            )
+            age = numbers.age(gateway.age_seconds)
+            text = f"gateway {gateway.id} {gateway.state}, no report for {age}"
             yield f"gateway/{gateway.id}", severity, text, f"gateway/{gateway.id}"
     yield from _service_findings(overview)
 
@@ -58,18 +58,14 @@ def _node_findings(nodes: list[Node]) -> Iterator[Finding]:
         opens = f"node/{node.id}"
         if node.state != "ready":
             severity: Severity = "critical" if node.state == "lost" else "warn"
-            age = node.heartbeat_age_seconds
-            yield (
-                f"{opens}/state",
-                severity,
-                f"{node.id} {node.state}, no heartbeat for {age:.0f} s",
-                opens,
-            )
+            age = numbers.age(node.heartbeat_age_seconds)
+            text = f"{node.id} {node.state}, no heartbeat for {age}"
+            yield f"{opens}/state", severity, text, opens
             continue
         if node.write_queue_bound and node.write_queue_blocks is not None:
             share = node.write_queue_blocks / node.write_queue_bound
             if share > WRITE_QUEUE_ALARM:
-                text = f"write queue {100 * share:.0f} % full on {node.id}, alarm {100 * WRITE_QUEUE_ALARM:.0f} %"
+                text = f"write queue {numbers.percent(share)} full on {node.id}, alarm {numbers.percent(WRITE_QUEUE_ALARM)}"
                 yield f"{opens}/write_queue", "warn", text, opens
 
 
@@ -88,17 +84,18 @@ def _worker_findings(workers: list[Worker]) -> Iterator[Finding]:
 def _service_findings(overview: Overview) -> Iterator[Finding]:
     ttft, limit = overview.ttft_p95_seconds, overview.slo_max_ttft_seconds
     if overview.slo_mode != "off" and ttft is not None and limit is not None and ttft > limit:
-        yield "slo/ttft", "warn", f"TTFT P95 {ttft:.2f} s over SLO {limit:.2f} s", "requests/slow"
+        text = f"TTFT P95 {numbers.duration(ttft)} over SLO {numbers.duration(limit)}"
+        yield "slo/ttft", "warn", text, "requests/slow"
     tbt, limit = overview.tbt_p95_seconds, overview.slo_max_tbt_seconds
     if overview.slo_mode != "off" and tbt is not None and limit is not None and tbt > limit:
-        text = f"TBT P95 {1000 * tbt:.0f} ms over SLO {1000 * limit:.0f} ms"
+        text = f"TBT P95 {numbers.duration(tbt)} over SLO {numbers.duration(limit)}"
         yield "slo/tbt", "warn", text, "requests/slow"
     if overview.rejected_ratio is not None and overview.rejected_ratio > REJECTED_ALARM:
-        text = f"{100 * overview.rejected_ratio:.1f} % of requests rejected"
+        text = f"{numbers.percent(overview.rejected_ratio)} of requests rejected, alarm {numbers.percent(REJECTED_ALARM)}"
         yield "rejected", "warn", text, "rejections"
     if overview.kv_wait_ratio is not None and overview.kv_wait_ratio > KV_WAIT_ALARM:
-        text = f"decode waits for KV {100 * overview.kv_wait_ratio:.1f} % of its time, alarm {100 * KV_WAIT_ALARM:.0f} %"
+        text = f"decode waits for KV {numbers.percent(overview.kv_wait_ratio)} of its time, alarm {numbers.percent(KV_WAIT_ALARM)}"
         yield "kv_wait", "warn", text, "kvwait"
     if overview.tokenizer_mismatch_total:
-        text = f"{overview.tokenizer_mismatch_total} prompts tokenised otherwise than by the engine"
+        text = f"{numbers.count(overview.tokenizer_mismatch_total)} prompts tokenised otherwise than by the engine"
         yield "tokenizer", "warn", text, "requests"

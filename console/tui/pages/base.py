@@ -29,7 +29,7 @@ class Location:
         if noun in ("rejections", "kvwait") or path == "requests/slow":
             return cls("requests", filter="status=rejected" if noun == "rejections" else "")
         if noun == "transfers":
-            return cls(noun)
+            return cls("pair", name) if "/" in name else cls(noun)
         return cls(noun, name)
 
 

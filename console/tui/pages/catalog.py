@@ -32,6 +32,7 @@ PAGES: dict[str, Callable[[], Page]] = {
     "node": lambda: DetailPage("node"),
     "worker": lambda: DetailPage("worker"),
     "gateway": lambda: DetailPage("gateway"),
+    "pair": lambda: DetailPage("pair"),
     "audit_row": lambda: DetailPage("audit_row"),
 }
 

@@ -1,4 +1,4 @@
-"""One thing in full on a screen of its own: a request, a node, a worker, an audit row."""
+"""One thing in full on a screen of its own: a request, a node, a worker, a pair, an audit row."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from textual.app import ComposeResult
 from console.tui import details
 from console.tui.context import Context
 from console.tui.lines import Line, LinesView
-from console.tui.pages.base import Page
+from console.tui.pages.base import Location, Page
 from console.viewmodel.numbers import short_id
 from console.viewmodel.table import clean
 
@@ -20,6 +20,7 @@ _KINDS: dict[str, tuple[str, str, Draw]] = {
     "node": ("Topology", "/nodes/", details.node_lines),
     "worker": ("Topology", "/workers/", details.worker_lines),
     "gateway": ("Topology", "/gateways/", details.gateway_lines),
+    "pair": ("Transfers", "/transfers/", details.pair_lines),
     "audit_row": ("Audit", "/audit/", details.audit_lines),
 }
 
@@ -52,7 +53,15 @@ class DetailPage(Page):
     def path(self) -> list[str]:
         """`Requests > 7f3a9c21`."""
         name = short_id(self.name_shown) if self.noun == "request" else clean(self.name_shown)
-        return [self.title, name]
+        return [self.title, name.replace("/", " -> ") if self.noun == "pair" else name]
+
+    def opens(self) -> tuple[str, Location | None]:
+        """From a pair one goes on to its requests."""
+        if self.noun != "pair":
+            return "", None
+        source, _, target = self.name_shown.partition("/")
+        place = Location("requests", filter=f"prefill={source} decode={target}")
+        return "requests of the pair", place
 
     def right(self) -> str:
         """How far one has read."""

@@ -5,24 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from console.tui.context import Context
+from console.tui.details import field_lines
 from console.tui.frame import help_lines
 from console.tui.keys import Key
 from console.tui.lines import Line, line, toned
 from console.tui.pages.detail import DetailPage
-
-WORDS = (
-    ("hit rate", "prompt tokens served from any tier / prompt tokens requested"),
-    ("cache", "bytes of blocks in DRAM slabs / their capacity"),
-    ("evictions", "blocks removed by an eviction policy; purges are not counted"),
-    ("write queue", "blocks waiting to be stored / bound"),
-    ("moved", "KV bytes between nodes; shared memory on one node is not moved"),
-    ("TTFT", "request read by the gateway until its first token is sent"),
-    ("TBT", "time between two streamed tokens (inter_token_latency_seconds)"),
-    ("KV wait", "decode time a request stood still for blocks / its decode time"),
-    ("rejected", "429 by admission / requests"),
-    ("events", "under a time axis: P policy R restart D drain J joined L lost, 2-9 several"),
-    ("marks", "-- unknown   - no traffic   ~ stale   / no data   ! breach"),
-)
+from console.viewmodel.table import Row, Text
+from console.viewmodel.words import HELP
 
 
 class HelpPage(DetailPage):
@@ -48,5 +37,5 @@ class HelpPage(DetailPage):
         lines = help_lines(self._keys, self._twin)
         lines.append(line(""))
         lines.append(line(toned(" words", "strong")))
-        lines.extend(line(f"   {word:<12} ", toned(text, "muted")) for word, text in WORDS)
-        return lines
+        rows = tuple(Row(word, (Text(f"  {word}"), Text(text, "muted"))) for word, text in HELP)
+        return [*lines, *field_lines(rows, width)]

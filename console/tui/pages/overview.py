@@ -155,7 +155,7 @@ def service_lines(context: Context, view: OverviewView, width: int) -> list[Line
     compact = context.width < COMPACT_WIDTH or context.height < COMPACT_HEIGHT
     rows = [row for row in view.service if not compact or row.key in COMPACT_ROWS]
     label = " SERVICE" + " " * 13
-    head = f"{label}{'now':>8}   {'last ' + view.window + ', ' + view.step + ' a step':<32}SLO or alarm"
+    head = f"{label}{view.window:>8}   {'last ' + view.window + ', ' + view.step + ' a step':<32}SLO or alarm"
     lines = [line(toned(head[: width - 1], "muted"))]
     lines.extend(_service_line(row, context) for row in rows)
     if view.empty:

@@ -59,14 +59,11 @@ class TransfersPage(Page):
         self._pairs.show([line(""), *(line(" ", *row) for row in rows)], stale=context.stale)
 
     def opens(self) -> tuple[str, Location | None]:
-        """Enter on a pair shows its requests."""
+        """Enter on a cell opens the pair."""
         chosen = self._figure.cell
         if chosen is None or chosen[2].state == "no_traffic":
             return "", None
-        source, target = chosen[0].key, chosen[1].key
-        return "requests of the pair", Location(
-            "requests", filter=f"prefill={source} decode={target}"
-        )
+        return "open the pair", Location("pair", f"{chosen[0].key}/{chosen[1].key}")
 
     def do(self, action: str) -> bool:
         """Walk cells; `v` shows another value."""

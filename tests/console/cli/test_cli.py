@@ -51,6 +51,14 @@ def test_a_value_of_the_wrong_type_is_one_line(capsys: pytest.CaptureFixture[str
     assert error.count("\n") == 1
 
 
+@pytest.mark.parametrize("url", ["http://[::1", "127.0.0.1:7700", "http://x:99999", "http://\0"])
+def test_a_url_that_is_none_is_one_line(capsys: pytest.CaptureFixture[str], url: str) -> None:
+    assert run("get", "nodes", "--url", url) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"perilune: url = {url!r}: is no http address")
+    assert error.count("\n") == 1
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [(ConfigError("--x", 1, "is odd", "Say 2."), 2), (PeriluneError("it broke"), 1)],

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 import json
 import os
 from pathlib import Path
 
 import msgspec
 import pytest
-from rich.console import Console
 
 from console import cli
 from console.follow import follow, tail
@@ -88,15 +86,21 @@ def test_table() -> None:
         "emulated": False,
         "components": [row(), row(name="worker-p1", pid=None, rss_bytes=None, age_seconds=None)],
     }
-    console = Console(width=120, file=io.StringIO())
-    with console.capture() as captured:
-        console.print(render(status))
-    assert [line.rstrip() for line in captured.get().splitlines()] == [
+    assert render(status).splitlines() == [
         "demo: ready, model m",
         "component  state    pid   memory  restarts         for  address or error",
         "gateway    ready  12345  100 MiB         0  2 min 00 s  http://127.0.0.1:2",
         "worker-p1  ready      -       --         0          --  http://127.0.0.1:2",
     ]
+
+
+def test_a_long_address_keeps_its_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "40")
+    url = "unix:/a/rather/long/folder/for/the/state/of/one/cluster/run/node-01.sock"
+    status = {"cluster": "demo", "state": "ready", "model": "m", "emulated": False}
+    lines = render(status | {"components": [row(url=url)]}).splitlines()
+    assert len(lines) == 3
+    assert lines[2].endswith(url)
 
 
 def row(**changes: object) -> dict[str, object]:

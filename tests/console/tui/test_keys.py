@@ -152,4 +152,6 @@ async def test_cells_are_walked_and_read_out(world: Any, open_console: Any) -> N
         await console.press("v", "v", "s")
         await console.until("ROW", "WHAT")
         await console.press("s", "enter")
+        await console.until("Transfers > p3 -> d5", "p95        2.84 s!", "HANDOVER", "4.22 s")
+        await console.press("enter")
         await console.until("/prefill=p3 decode=d5 30 of 30")

@@ -52,6 +52,16 @@ def test_one_thing_in_full(world: Any) -> None:
     assert "OUTCOME  TTFT 4.47 s, predicted 402 ms, 11x" in text
 
 
+def test_a_pair_with_what_it_handed_over(world: Any) -> None:
+    text = screen_text(context_of(world), "pair", "p3/d5")
+    assert "p3 -> d5, last 5 min" in text
+    assert "27" in text
+    assert "1.61 GB" in text
+    gone = screen_text(context_of(world), "pair", "p3/gone")
+    assert "No KV has travelled between these two." in gone
+    assert "No request among the last ones went this way." in gone
+
+
 def test_an_unknown_screen_names_those_there_are() -> None:
     with pytest.raises(ConfigError, match="overview, topology"):
         run.console(None, plain=True, ascii_only=False, light=False, screen="nonsense")

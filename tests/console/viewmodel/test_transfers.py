@@ -15,7 +15,7 @@ def test_a_slow_destination_is_named_by_its_column(world: Any) -> None:
     cell = heatmap.cell("p3", "d5")
     assert cell is not None
     assert (cell.level, cell.breach, cell.text) == (6, True, "2.84 s")
-    assert "27 transfers  28.8 GB" in cell.readout
+    assert "27 transfers, 0 failed  28.8 GB" in cell.readout
     assert "path shm" in heatmap.title
 
 
@@ -46,6 +46,14 @@ def test_unknown_latency_is_no_data_not_zero(world: Any) -> None:
     pairs = [world.pair("p1", "d1", 0.0, p50_seconds=None, p95_seconds=None)]
     cell = transfers(Matrix(window_seconds=300, pairs=pairs)).rows[0].cells[0]
     assert (cell.state, cell.value) == ("no_data", None)
+
+
+def test_blocks_loaded_again_are_traffic_without_a_timed_handover(world: Any) -> None:
+    pair = world.pair("p1", "p1", 0.0, transfers=0, p50_seconds=None, p95_seconds=None)
+    matrix = Matrix(window_seconds=300, pairs=[pair])
+    cell = transfers(matrix).rows[0].cells[0]
+    assert (cell.state, "no handover timed" in cell.readout) == ("no_data", True)
+    assert transfers(matrix, value="bytes").rows[0].cells[0].state == "ok"
 
 
 def test_other_values(world: Any) -> None:

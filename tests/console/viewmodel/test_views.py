@@ -114,7 +114,7 @@ class TestTopology:
         world.workers = [world.worker("p1", "node-01", "prefill", engine="emulated")]
         snapshot = snapshot_of(world)
         assert snapshot.emulated
-        assert "(emulated)" in texts(topology.nodes(snapshot, now=0.0), "node-01/p1")[2]
+        assert texts(topology.nodes(snapshot, now=0.0), "node-01/p1")[2] == "prefill p1 emu"
 
     def test_pairings(self, world: Any) -> None:
         table = topology.pairings(world.decisions, now=world.now)
