@@ -28,6 +28,7 @@ from controlplane.client_http import (
     ClientError,
     StreamState,
     UnreachableError,
+    check_url,
     data_dir,
     decode,
     default_url,
@@ -79,7 +80,7 @@ class Client:
         timeout_seconds: float = TIMEOUT_SECONDS,
         transport: httpx2.BaseTransport | None = None,
     ) -> None:
-        self.url = (url or default_url()).rstrip("/")
+        self.url = check_url(url or default_url())
         self._http = httpx2.Client(
             base_url=self.url,
             headers=make_headers(token if token is not None else find_token(), actor),
@@ -267,7 +268,7 @@ class AsyncClient:
         timeout_seconds: float = TIMEOUT_SECONDS,
         transport: httpx2.AsyncBaseTransport | None = None,
     ) -> None:
-        self.url = (url or default_url()).rstrip("/")
+        self.url = check_url(url or default_url())
         self._http = httpx2.AsyncClient(
             base_url=self.url,
             headers=make_headers(token if token is not None else find_token(), actor),

@@ -11,13 +11,14 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import httpx2
 from pydantic import TypeAdapter, ValidationError
 
 from controlplane.calls import Call
 from controlplane.schema_base import Problem
-from workers.core.errors import PeriluneError
+from workers.core.errors import ConfigError, PeriluneError
 
 DEFAULT_URL = "http://127.0.0.1:7700"
 TIMEOUT_SECONDS = 10.0
@@ -60,6 +61,19 @@ class UnreachableError(ClientError):
 def default_url() -> str:
     """$PERILUNE_URL, else that of the cluster in the data folder, else loopback's usual port."""
     return os.environ.get("PERILUNE_URL") or _url_of_local_cluster() or DEFAULT_URL
+
+
+def check_url(url: str) -> str:
+    """Without a slash at its end. Raises `ConfigError` for what no control plane can have."""
+    try:
+        parsed = httpx2.URL(url)
+        usable = parsed.scheme in ("http", "https") and parsed.host and urlsplit(url).port != 0
+    except (httpx2.InvalidURL, ValueError):
+        usable = False
+    if not usable:
+        way_out = f"Write it as {DEFAULT_URL} (--url or $PERILUNE_URL)."
+        raise ConfigError("url", url, "is no http address", way_out)
+    return url.rstrip("/")
 
 
 def _url_of_local_cluster() -> str | None:

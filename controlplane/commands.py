@@ -6,6 +6,7 @@ import getpass
 import json
 from collections.abc import Callable
 from importlib.util import find_spec
+from math import isfinite
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 import typer
@@ -433,6 +434,8 @@ def _setting(text: str) -> tuple[str, object]:
     if not equals or not name:
         raise ConfigError("--set", text, "is no NAME=VALUE", "e.g. --set max_ttft_ms=2000")
     try:
-        return name, json.loads(value)
+        read = json.loads(value)
     except ValueError:
         return name, value
+    finite = not isinstance(read, float) or isfinite(read)
+    return name, read if finite else value

@@ -82,5 +82,5 @@ class PolicyList(Page):
 class PolicyRevert(Schema):
     """Body of POST /api/v1/policies/{kind}/{scope}/revert: a new revision with the old spec."""
 
-    revision: Annotated[int, Field(ge=1)]
+    revision: Annotated[int, Field(ge=1, strict=True)]
     reason: Annotated[str, Field(max_length=500)] = ""

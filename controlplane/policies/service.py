@@ -146,7 +146,7 @@ def validated(kind: str, spec: dict[str, object]) -> dict[str, object]:
     """The whole spec with defaults filled in; a value that cannot work is named with its range."""
     model = SPEC_OF_KIND[kind]
     try:
-        return model.model_validate(spec).model_dump()
+        return model.model_validate(spec, strict=True).model_dump()
     except ValidationError as error:
         raise invalid(error.errors(), prefix=("spec",), model=model) from error
 

@@ -51,6 +51,11 @@ TABLE = [
     ("POST", "/nodes/n1/heartbeat", {"incarnation": 1, "leg_reports": [{"worker_id": 1}]}, 422, "leg_reports.0.worker_id", None),
     ("POST", "/gateways/g/report", {"url": "u"}, 422, "pid", None),
     ("PUT", "/policies/slo/default", {"spec": {"max_ttft_ms": -1}}, 422, "spec.max_ttft_ms", -1),
+    ("PUT", "/policies/slo/default", {"spec": {"max_ttft_ms": True}}, 422, "spec.max_ttft_ms", True),
+    ("PUT", "/policies/slo/default", {"spec": {"max_ttft_ms": "5"}}, 422, "spec.max_ttft_ms", "5"),
+    ("PUT", "/policies/slo/default", {"spec": {"retry_after_max_s": 2.0}}, 422, "spec.retry_after_max_s", 2.0),
+    ("PUT", "/policies/cache/default", {"spec": {"store_generated": "no"}}, 422, "spec.store_generated", "no"),
+    ("POST", "/policies/slo/default/revert", {"revision": True}, 422, "revision", True),
     ("PUT", "/policies/slo/default", {"spec": []}, 422, "spec", []),
 ]  # fmt: skip
 
