@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from controlplane.gateway.bodies import ClientBody
 from controlplane.gateway.server import Request
 
+MAX_ECHOED_ID = 200
+"""Bytes of a client's own request id; a longer one comes back as ours."""
+
 
 @dataclass(slots=True)
 class Asked:
@@ -26,4 +29,6 @@ class Asked:
         """Ids for the client: its own echoed where it sent one, and ours."""
         ours = self.request_id.encode()
         own = self.request.headers.get(b"x-request-id", ours)
+        if not 0 < len(own) <= MAX_ECHOED_ID:
+            own = ours
         return b"x-request-id: %b\r\nx-perilune-request-id: %b\r\n%b" % (own, ours, passed)

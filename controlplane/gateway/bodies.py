@@ -22,6 +22,7 @@ _NOT_FOR_PREFILL = (
     "top_logprobs", "logprob_token_ids", "prompt_logprobs", "echo", "use_beam_search",
     "return_token_ids", "return_prompt_text", "stream_interval",
 )  # fmt: skip
+_YES = frozenset(("true", "1", "yes", "y", "on", "t"))
 _OURS = ("kv_transfer_params", "cache_salt")
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
@@ -37,7 +38,8 @@ class ClientBody:
 
     @property
     def stream(self) -> bool:
-        return self.fields.get("stream") is True
+        value = self.fields.get("stream")
+        return value is True or (value is not None and is_yes(value))
 
     @property
     def model(self) -> object:
@@ -99,7 +101,7 @@ def prefill_leg(body: ClientBody, transfer_id: str, salt: str | None) -> bytes:
         fields["max_completion_tokens" if body.chat else "max_tokens"] = 1
     if "n" in fields:
         fields["n"] = _one(fields["n"])
-    if isinstance(fields.get("stream"), bool):
+    if is_yes(fields.get("stream")):
         fields["stream"] = False
     if isinstance(fields.get("tool_choice"), dict) or fields.get("tool_choice") == "required":
         fields["tool_choice"] = "none"  # one token is no tool call; the prompt stays the same
@@ -127,7 +129,24 @@ def decode_leg(body: ClientBody, transfer_id: str, num_blocks: int, salt: str | 
     return _encode(ours)[:-1] + comma + rest
 
 
+def is_yes(value: object) -> bool:
+    """Whether engines read it as true: their bodies are pydantic's, which takes more than `true`."""
+    if isinstance(value, str):
+        return value.lower() in _YES
+    return value in (True, 1)
+
+
 def _one(value: object) -> object:
-    """1 for a legal count; anything else stays, for the engine to refuse."""
-    is_count = value is None or (type(value) is int and value >= 1)
-    return 1 if is_count else value
+    """1 for what engines read as a count (5, 5.0, "5"); the rest stays, for them to refuse."""
+    return 1 if value is None or _is_count(value) else value
+
+
+def _is_count(value: object) -> bool:
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            return False
+    if isinstance(value, float):
+        return value >= 1 and value.is_integer()
+    return isinstance(value, int) and value >= 1

@@ -101,6 +101,21 @@ async def test_requests_are_judged_as_vllm_judges(
         assert response.json()["error"]["code"] == status
 
 
+@pytest.mark.parametrize(("field", "value"), [
+    ("n", 1_000_000), ("prompt", [2**40]), ("prompt", [-1]), ("add_special_tokens", "x"),
+])  # fmt: skip
+async def test_odd_values_are_refused_at_once(engine: Engine, field: str, value: Any) -> None:
+    response = await engine.complete(**{field: value})
+    assert response.status_code == 400
+    assert response.json()["error"]["param"] == field
+
+
+async def test_a_fault_of_its_own_is_a_500_and_no_silence(engine: Engine) -> None:
+    response = await engine.complete(kv_transfer_params={"perilune": {}})
+    assert response.status_code == 500
+    assert (await engine.complete()).status_code == 200
+
+
 async def test_malformed_json_is_400(engine: Engine) -> None:
     response = await engine.client.post(engine.url + "/v1/completions", content=b"{")
     assert response.status_code == 400

@@ -6,9 +6,13 @@ from typing import Any, cast
 
 import httptools
 import msgspec
+import structlog
+
+log = structlog.get_logger(__name__)
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
-_REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 413: "Content Too Large"}
+_REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 413: "Content Too Large",
+            500: "Internal Server Error"}  # fmt: skip
 
 
 class Exchange:
@@ -157,6 +161,12 @@ class Connection(asyncio.Protocol):
     async def _handle(self, exchange: Exchange) -> None:
         try:
             await self._handler(exchange)
+        except Exception:
+            log.exception("request_failed", path=exchange.path)
+            if exchange.answered:
+                self.abort()
+            else:
+                exchange.send(500, {"error": {"message": "see the engine's log", "code": 500}})
         finally:
             self._task = None
             self._next()

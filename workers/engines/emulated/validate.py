@@ -8,6 +8,9 @@ import msgspec
 from workers.engines.emulated.text import Prompts
 from workers.engines.emulated.worker import EngineConfig, Transfer
 
+MAX_CHOICES = 16_384  # vLLM's own bound
+MAX_TOKEN_ID = 2**31 - 1
+
 
 class RefusedRequest(Exception):  # noqa: N818 - an answer to the client, not a fault of ours
     """An OpenAI-style error body with its HTTP status."""
@@ -81,7 +84,7 @@ def _checked(
         prompts=token_lists,
         stream=stream,
         include_usage=isinstance(options, dict) and options.get("include_usage") is True,
-        num_choices=_integer(fields, "n", 1, least=1),
+        num_choices=_integer(fields, "n", 1, least=1, most=MAX_CHOICES),
         max_tokens=max_tokens,
         min_tokens=min_tokens,
         ignore_eos=_boolean(fields, "ignore_eos"),
@@ -96,7 +99,7 @@ def _checked(
 
 def _prompt_tokens(fields: dict[str, Any], prompts: Prompts) -> list[list[int]]:
     prompt = fields.get("prompt")
-    special = fields.get("add_special_tokens", True)
+    special = _boolean(fields, "add_special_tokens", default=True)
     if isinstance(prompt, str):
         prompt = [prompt]
     if not isinstance(prompt, list) or not prompt:
@@ -112,6 +115,8 @@ def _prompt_tokens(fields: dict[str, Any], prompts: Prompts) -> list[list[int]]:
             )
         if not tokens:
             raise RefusedRequest(400, "The decoder prompt cannot be empty", "prompt")
+        if min(tokens) < 0 or max(tokens) > MAX_TOKEN_ID:
+            raise RefusedRequest(400, f"Token id {max(tokens)} is out of vocabulary", "prompt")
     return prompt
 
 
@@ -167,7 +172,9 @@ def _transfer(fields: dict[str, Any]) -> tuple[Transfer, bool]:
     return Transfer(ours["transfer_id"], ours["leg"], ours.get("num_blocks", 0)), True
 
 
-def _integer(fields: dict[str, Any], name: str, default: int, *, least: int) -> int:
+def _integer(
+    fields: dict[str, Any], name: str, default: int, *, least: int, most: int | None = None
+) -> int:
     value = fields.get(name)
     if value is None:
         return default
@@ -175,13 +182,15 @@ def _integer(fields: dict[str, Any], name: str, default: int, *, least: int) -> 
         raise RefusedRequest(400, f"{name}: Input should be a valid integer", name)
     if value < least:
         raise RefusedRequest(400, f"{name} must be at least {least}, got {value}.", name)
+    if most is not None and value > most:
+        raise RefusedRequest(400, f"{name} must be at most {most}, got {value}.", name)
     return value
 
 
-def _boolean(fields: dict[str, Any], name: str) -> bool:
+def _boolean(fields: dict[str, Any], name: str, *, default: bool = False) -> bool:
     value = fields.get(name)
     if value is None:
-        return False
+        return default
     if not isinstance(value, bool):
         raise RefusedRequest(400, f"{name}: Input should be a valid boolean", name)
     return value

@@ -1,0 +1,45 @@
+"""Bodies as engines read them: pydantic takes 5.0 and "5" for 5, and "yes" for true."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import BaseModel, ValidationError
+
+from controlplane.gateway.bodies import parse, prefill_leg
+
+
+class EngineBody(BaseModel):
+    """The two types, as vLLM's own bodies declare them."""
+
+    stream: bool | None = False
+    max_tokens: int | None = 16
+    n: int | None = 1
+
+
+VALUES: list[Any] = [
+    None, True, False, 0, 1, 2, -1, 1.0, 5.0, 5.5, 0.0, "5", "5.0", "0", "-3", "x", "", "inf", "nan",
+    "true", "TRUE", "yes", "on", "off", "no", "t", "2", [], {}, 1e300, 10**30,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", VALUES)
+def test_leg_1_is_capped_whatever_form_the_client_chose(value: Any) -> None:
+    """Leg 1 asks for one token of one choice, unstreamed, or for what the engine will refuse."""
+    for name, wanted in (("stream", False), ("max_tokens", 1), ("n", 1)):
+        body = parse(json.dumps({name: value}).encode(), chat=False)
+        sent = json.loads(prefill_leg(body, "t", None))
+        try:
+            reads = getattr(EngineBody.model_validate({name: value}), name)
+        except ValidationError:
+            assert sent[name] in (value, wanted)  # leg 2 has it as it came
+            continue
+        if name == "stream":
+            assert body.stream is (reads is True)
+            assert not EngineBody.model_validate(sent).stream
+        elif reads is None or reads >= 1:
+            assert sent[name] == wanted
+        else:
+            assert sent[name] == value
