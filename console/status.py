@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from console.viewmodel import numbers
 from workers.supervisor.procfs import ProcessIdentity, own_memory_bytes, session_memory_bytes
-from workers.supervisor.state_file import ComponentState, read_state
+from workers.supervisor.state_file import ComponentState, read_holder, read_state
 
 if TYPE_CHECKING:
     from workers.supervisor.home import Home
@@ -20,14 +20,14 @@ RIGHT = frozenset({"pid", "memory", "restarts", "for"})
 def collect(home: Home) -> dict[str, Any]:
     """One JSON object. Memory is resident, without shared memory: the agent's slab is beside it.
 
-    Keys: `cluster`, `state` (ready, starting, stopping, down), `data`, `model`, `engine`,
+    Keys: `cluster`, `state` (ready, starting, stopping, down, unknown), `data`, `model`, `engine`,
     `emulated`, `uptime_seconds`, `urls`, `control_plane` (its /health, or null), `supervisor`,
     `slab_paths`, and `components`, each with `name`, `kind`, `pid`, `state`, `rss_bytes`,
     `restarts`, `age_seconds`, `url`, `log_file`, `last_error`. Unknown is null.
     """
     state = read_state(home.state_file)
     if state is None or not ProcessIdentity(state.pid, state.start_ticks).is_alive():
-        return {"cluster": None, "state": "down", "data": str(home.data), "components": []}
+        return _without_state(home)
     now = time.time()  # noqa: TID251 - compared with another process's wall clock
     return {
         "cluster": state.cluster,
@@ -46,8 +46,24 @@ def collect(home: Home) -> dict[str, Any]:
     }
 
 
+def _without_state(home: Home) -> dict[str, Any]:
+    """Nothing runs here, or what runs has not written (or has lost) its state file."""
+    holder = read_holder(home.lock_file)
+    found: dict[str, Any] = {"cluster": None, "data": str(home.data), "components": []}
+    if holder is None:
+        return {**found, "state": "down"}
+    supervisor = {"pid": holder.pid, "rss_bytes": own_memory_bytes(holder.pid)}
+    return {**found, "state": "unknown", "supervisor": supervisor}
+
+
 def render(status: dict[str, Any]) -> str:
     """For a terminal or a pipe: the address stands last and is never cut or wrapped."""
+    if status["state"] == "unknown":
+        pid = status["supervisor"]["pid"]
+        return (
+            f"process {pid} runs a cluster of {status['data']}, but its run/supervisor.json cannot "
+            f"be read: it is just starting, or the file is broken (perilune down ends it)"
+        )
     if status["state"] == "down":
         return f"no cluster of {status['data']} is running (perilune up starts one)"
     emulated = ", emulated engine" if status["emulated"] else ""

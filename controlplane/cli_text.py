@@ -141,8 +141,13 @@ def _latency(d: Decision, seconds: float | None) -> str:
 
 
 def _why(d: Decision) -> str:
-    """What went wrong, in a line."""
-    return " ".join(error_text(d.error).split())[:80]
+    """What went wrong, in a line, as the consoles say it."""
+    if not d.error:
+        return ""
+    status = f"{d.http_status}: " if d.http_status else ""
+    retry = d.retry_after_seconds
+    after = "" if retry is None else f"; Retry-After {duration(retry)}"
+    return status + error_text(d.error)[:80] + after
 
 
 def transfers(pairs: list[Pair]) -> str:

@@ -8,7 +8,7 @@ from datetime import tzinfo
 from typing import TypeVar
 
 from console.viewmodel import numbers
-from console.viewmodel.freshness import is_old
+from console.viewmodel.freshness import is_old, marked
 from console.viewmodel.heatmap import (
     Cell,
     CellState,
@@ -102,9 +102,18 @@ def _hit_row(
     nothing: list[float | None] = [None] * len(columns)
     asked, marks = values.get((source, "prompt_tokens"), (nothing, [""] * len(columns)))
     hits, _ = values.get((source, "hit_tokens"), (nothing, []))
+    reported = next((i for i, value in enumerate(asked) if value is not None), len(columns))
     cells = tuple(
         _same(known.get(column.key), column, hits[i], asked[i], marks[i])
-        or _hit_cell(key, column, hits[i], asked[i], node, levels, marks[i])
+        or _hit_cell(
+            key,
+            column,
+            hits[i],
+            asked[i],
+            _why_no_data(column, node, i > reported),
+            levels,
+            marks[i],
+        )
         for i, column in enumerate(columns)
     )
     total = sum(value for value in asked if value)
@@ -144,13 +153,13 @@ def _hit_cell(
     column: HeatColumn,
     hit: float | None,
     asked: float | None,
-    node: Node | None,
+    gap: CellState,
     levels: Mapping[tuple[str, str], int],
     mark: str,
 ) -> Cell:
     where = f"{key}  {column.span}"
     if asked is None or (asked and hit is None):
-        return without_value(_why_no_data(column, node), where, mark=mark)
+        return without_value(gap, where, mark=mark)
     if not asked:
         return without_value("no_traffic", where, mark=mark)
     rate = (hit or 0.0) / asked
@@ -265,15 +274,17 @@ def _tier_row(node: Node) -> Row:
     ratio = None if used is None or not capacity else used / capacity
     old = node.state != "ready" or is_old(node.heartbeat_age_seconds)
     tone: Tone = "stale" if old else "plain"
-    sign = "~" if old and used is not None else ""
+    held = (
+        numbers.used_of(used, capacity),
+        numbers.percent(ratio, unit=False),
+        numbers.count(node.used_blocks),
+        numbers.count(node.pinned_blocks),
+        queue_text(node.write_queue_blocks, node.write_queue_bound),
+    )
     cells = (
         cell(node.id, tone),
         cell(node.state, "critical" if node.state == "lost" else tone),
-        Text(sign + numbers.used_of(used, capacity), tone),
-        Text(numbers.percent(ratio, unit=False), tone),
-        Text(numbers.count(node.used_blocks), tone),
-        Text(numbers.count(node.pinned_blocks), tone),
-        Text(queue_text(node.write_queue_blocks, node.write_queue_bound), tone),
+        *(Text(marked(text, old=old), tone) for text in held),
         Text(numbers.stored_bytes(size), tone),
     )
     facts = {"node": node.id, "state": node.state, "used": used, "pinned": node.pinned_blocks}
@@ -343,10 +354,11 @@ def _open_keys(columns: Sequence[HeatColumn]) -> list[str]:
     return [column.key for column in columns if column.is_open]
 
 
-def _why_no_data(column: HeatColumn, node: Node | None) -> CellState:
+def _why_no_data(column: HeatColumn, node: Node | None, existed: bool) -> CellState:
+    """`existed`: it has reported earlier, so it was there before it joined last."""
     if node is None or column.end is None or column.start is None:
         return "no_data"
-    if column.end <= node.joined_at.timestamp():
+    if not existed and column.end <= node.joined_at.timestamp():
         return "absent"
     gone = node.state != "ready" and column.end > node.last_heartbeat_at.timestamp()
     return "stale" if gone else "no_data"

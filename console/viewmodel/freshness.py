@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from console.viewmodel.numbers import age
+from console.viewmodel.numbers import UNKNOWN, age
 
 FRESH_SECONDS = 2.0
 STALE_SECONDS = 10.0
@@ -64,3 +64,8 @@ def freshness(
 def is_old(seconds: float | None) -> bool:
     """A row's own age: unknown counts as old."""
     return seconds is None or seconds >= STALE_SECONDS
+
+
+def marked(text: str, *, old: bool) -> str:
+    """An old number carries `~`, so that it is told apart without colour."""
+    return f"~{text}" if old and not text.startswith(UNKNOWN) else text

@@ -8,7 +8,7 @@ from datetime import tzinfo
 
 from console.viewmodel import numbers
 from console.viewmodel.filters import FieldKind
-from console.viewmodel.freshness import is_old
+from console.viewmodel.freshness import is_old, marked
 from console.viewmodel.requests import is_client_error
 from console.viewmodel.state import Snapshot
 from console.viewmodel.table import Column, Fact, Row, Table, Text, Tone, cell
@@ -96,13 +96,13 @@ def _node_row(node: Node, worker: Worker | None, seconds: float, *, first: bool)
     old = node.state != "ready" or is_old(seconds)
     tone: Tone = "stale" if old else "plain"
     used = _product(node.used_blocks, node.block_bytes)
-    sign = "~" if old and used is not None else ""
+    slab = numbers.used_of(used, _product(node.capacity_blocks, node.block_bytes))
     own = (
-        Text(sign + numbers.used_of(used, _product(node.capacity_blocks, node.block_bytes)), tone),
-        Text(numbers.count(node.pinned_blocks), tone),
-        Text(_queue(node), tone),
+        Text(marked(slab, old=old), tone),
+        Text(marked(numbers.count(node.pinned_blocks), old=old), tone),
+        Text(marked(_queue(node), old=old), tone),
         Text(numbers.count(node.restarts), tone),
-        Text(numbers.stored_bytes(node.rss_bytes), tone),
+        Text(marked(numbers.stored_bytes(node.rss_bytes), old=old), tone),
         Text(numbers.age(seconds), "critical" if old else "plain"),
     )
     blank = (Text(""),) * len(own)

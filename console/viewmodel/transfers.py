@@ -139,7 +139,10 @@ def _facts(pair: Pair) -> str:
 
 def _worst_text(kind: _Kind, cells: Sequence[Cell]) -> str:
     seen = [c.value for c in cells if c.value is not None]
-    return kind.text(max(seen)) if seen else numbers.NO_TRAFFIC
+    if seen:
+        return kind.text(max(seen))
+    unknown = any(c.state != "no_traffic" for c in cells)
+    return numbers.UNKNOWN if unknown else numbers.NO_TRAFFIC
 
 
 def _path(pairs: Sequence[Pair]) -> str:

@@ -164,22 +164,32 @@ def _layout(heatmap: Heatmap, palette: Palette) -> Json:
 def _absent_shapes(heatmap: Heatmap, colour: str) -> list[Json]:
     """Blank where a row did not exist yet: the hatch behind a gap would claim that it did."""
     edges = _edges(heatmap, 0, len(heatmap.columns))
-    shapes: list[Json] = []
-    for place, row in enumerate(heatmap.rows):
-        absent = [i for i, cell in enumerate(row.cells) if cell.state == "absent"]
-        if absent:
-            shapes.append(
-                {
-                    "type": "rect",
-                    "x0": edges[absent[0]],
-                    "x1": edges[absent[-1] + 1],
-                    "y0": place - 0.5,
-                    "y1": place + 0.5,
-                    "fillcolor": colour,
-                    "line": {"width": 0},
-                }
-            )
-    return shapes
+    return [
+        {
+            "type": "rect",
+            "x0": edges[first],
+            "x1": edges[last],
+            "y0": place - 0.5,
+            "y1": place + 0.5,
+            "fillcolor": colour,
+            "line": {"width": 0},
+        }
+        for place, row in enumerate(heatmap.rows)
+        for first, last in _absent_runs(row)
+    ]
+
+
+def _absent_runs(row: HeatRow) -> list[tuple[int, int]]:
+    """Half-open ranges of columns; what stands between two of them stays in sight."""
+    runs: list[tuple[int, int]] = []
+    for place, cell in enumerate(row.cells):
+        if cell.state != "absent":
+            continue
+        if runs and runs[-1][1] == place:
+            runs[-1] = (runs[-1][0], place + 1)
+        else:
+            runs.append((place, place + 1))
+    return runs
 
 
 def _events(heatmap: Heatmap, events: Mapping[str, str], colour: str) -> list[tuple[Json, Json]]:

@@ -37,7 +37,7 @@ class OverviewService:
     _since: dict[float, Since] = field(default_factory=dict)
 
     async def build(self, window: float) -> Overview:
-        """Totals over the window; gauges as of now. Lost nodes are left out of both."""
+        """Totals over the window; gauges as of now. What is lost counts in a role's total alone."""
         total = (await self.stats.totals(self.db, "cluster", window)).get("cluster", new_bucket())
         minute = (await self.stats.totals(self.db, "cluster", 60)).get("cluster", new_bucket())
         now = self.clock.now().timestamp()
@@ -48,7 +48,7 @@ class OverviewService:
             "requests_per_minute": minute.counters.get("requests"),
             **self._gauges(),
             **self._slo(),
-            "roles": self._roles(workers, total),
+            "roles": self._roles(self.fleet.list(), total),
             "emulated": any(worker.engine == "emulated" for worker in workers),
         }
         overview = Overview.model_validate(
@@ -129,8 +129,8 @@ class OverviewService:
                     role=role,
                     ready=sum(w.state == "ready" for w in of_role),
                     total=len(of_role),
-                    running=_sum([w.running for w in of_role]),
-                    waiting=_sum([w.waiting for w in of_role]),
+                    running=_sum([w.running for w in of_role if w.state != "lost"]),
+                    waiting=_sum([w.waiting for w in of_role if w.state != "lost"]),
                     queue_p95_seconds=total.value("queue_p95_seconds")
                     if role != "decode"
                     else None,

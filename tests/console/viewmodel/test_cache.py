@@ -76,6 +76,18 @@ def test_before_it_joined_a_node_did_not_exist(world: Any) -> None:
     assert [c.state for c in heatmap.rows[0].cells] == ["absent"] * 3 + ["ok"] * 3
 
 
+def test_a_node_that_joined_again_existed_before(world: Any) -> None:
+    heatmap = make(
+        world,
+        [None, 10.0, 10.0, None, None, 10.0],
+        [None, 5.0, 5.0, None, None, 5.0],
+        joined_at=world.at - timedelta(seconds=5),
+    )
+    assert [c.state for c in heatmap.rows[0].cells] == [
+        "absent", "ok", "ok", "no_data", "no_data", "ok",
+    ]  # fmt: skip
+
+
 def test_e05_after_its_last_heartbeat_a_lost_node_is_stale(world: Any) -> None:
     heatmap = make(
         world, [10.0] * 3 + [None] * 3, [5.0] * 3 + [None] * 3,

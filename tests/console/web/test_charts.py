@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import replace
 from datetime import UTC
 from types import SimpleNamespace
 from typing import Any
@@ -11,7 +12,7 @@ import pytest
 
 from console.viewmodel import cache, transfers
 from console.viewmodel.cache import TimeAxis
-from console.viewmodel.heatmap import Heatmap
+from console.viewmodel.heatmap import Heatmap, without_value
 from console.viewmodel.levels import TRUECOLOR
 from console.web.charts import figure_of, spark, stepped_colorscale, strongest, verdict_of
 from controlplane.stats.schemas import Matrix, Pair, Series, SeriesReply
@@ -101,6 +102,15 @@ class TestFigure:
         figure = figure_of(hit_rate, "dark")
         blank = [shape for shape in figure.layout["shapes"] if shape["type"] == "rect"]
         assert [(shape["y0"], shape["y1"]) for shape in blank] == [(0.5, 1.5)]
+
+    def test_values_between_two_absences_stay_in_sight(self, hit_rate: Heatmap) -> None:
+        row = hit_rate.rows[0]
+        gone = without_value("absent", "n1")
+        cells = (gone, *row.cells[1:-1], gone)
+        heat = replace(hit_rate, rows=(replace(row, cells=cells), *hit_rate.rows[1:]))
+        blank = [s for s in figure_of(heat, "dark").layout["shapes"] if s.get("y0") == -0.5]
+        widths = [shape["x1"] - shape["x0"] for shape in blank]
+        assert widths == [10.0, 10.0]
 
     def test_a_breach_carries_a_sign_beside_its_colour(self, hit_rate: Heatmap) -> None:
         closed = figure_of(hit_rate, "dark").traces[0]
