@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +26,8 @@ TIMEOUT_SECONDS = 10.0
 STREAM_SILENCE_SECONDS = 15.0
 """The server sends a comment every 5 s: a longer silence is a dead connection."""
 BACKOFF_SECONDS = (0.5, 10.0)
+NOT_OF_A_NAME = re.compile(r"[^A-Za-z0-9._@+-]")
+"""A login name may hold more than the audit trail's names (an umlaut, a domain's backslash)."""
 
 T = TypeVar("T")
 
@@ -114,9 +117,12 @@ class StreamState:
 def make_headers(token: str | None, actor: str | None) -> dict[str, str]:
     headers = {"Accept": "application/json"}
     if token:
+        if not token.isascii() or not token.isprintable():
+            way_out = "Copy it again from the control plane's host ($PERILUNE_TOKEN or the file)."
+            raise ConfigError("token", "...", "holds characters that no token has", way_out)
         headers["Authorization"] = f"Bearer {token}"
     if actor:
-        headers["X-Perilune-Actor"] = actor
+        headers["X-Perilune-Actor"] = NOT_OF_A_NAME.sub("_", actor)[:64]
     return headers
 
 

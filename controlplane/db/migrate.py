@@ -57,8 +57,15 @@ def migrate(url: URL, scripts: Path | None = None) -> str:
     except DBAPIError as error:
         problem = f"the database refused: {str(error.orig).strip().splitlines()[0]}"
         way_out = "Check that it runs, that it can be reached and that its disk has room."
+        if _is_broken_file(problem):
+            way_out = "Move the file away or put a backup in its place: a new one is made empty."
         raise ConfigError("--database-url", shown, problem, way_out) from error
     return head
+
+
+def _is_broken_file(problem: str) -> bool:
+    """SQLite's words for a file that is none of its own, or damaged."""
+    return "is not a database" in problem or "is malformed" in problem
 
 
 def _single_head(scripts: Path | None, shown: str) -> str:

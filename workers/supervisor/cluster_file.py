@@ -16,10 +16,14 @@ from workers.supervisor.settings import RoleSettings, Settings
 Share = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[int, Field(gt=0)]
 PositiveNumber = Annotated[float, Field(gt=0)]
+# The bounds of the policies that these become (controlplane/policies/schemas.py; a test compares).
+TtftMs = Annotated[float, Field(ge=1, le=600_000)]
+TbtMs = Annotated[float, Field(ge=1, le=60_000)]
+Concurrency = Annotated[int, Field(ge=1, le=4096)]
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
 
 
 class ClusterSection(_Section):
@@ -46,7 +50,7 @@ class PrefillSection(_Section):
     max_num_batched_tokens: Positive = 8192
     enable_prefix_caching: bool = True
     block_size: Positive | None = None
-    max_ttft_ms: PositiveNumber = 2000
+    max_ttft_ms: TtftMs = 2000
     min_mfu: Annotated[float, Field(ge=0, le=1)] = 0.35
     kv_cache_dtype: str = "auto"
 
@@ -58,8 +62,8 @@ class DecodeSection(_Section):
     gpu_memory_utilization: Share = 0.85
     max_num_batched_tokens: Positive = 2048
     block_size: Positive | None = None
-    max_tbt_ms: PositiveNumber = 50
-    max_concurrent_requests: Positive = 256
+    max_tbt_ms: TbtMs = 50
+    max_concurrent_requests: Concurrency = 256
     kv_cache_dtype: str = "auto"
 
 

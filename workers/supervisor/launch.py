@@ -28,7 +28,12 @@ from workers.supervisor.plan import ClusterPlan, make_plan
 from workers.supervisor.ports import choose_ports
 from workers.supervisor.procfs import ProcessIdentity
 from workers.supervisor.progress import Progress, make_progress
-from workers.supervisor.state_file import SupervisorState, read_state
+from workers.supervisor.state_file import (
+    SupervisorState,
+    read_holder,
+    read_state,
+    write_holder,
+)
 from workers.supervisor.supervisor import Supervisor
 
 if TYPE_CHECKING:
@@ -45,7 +50,10 @@ class AlreadyRunningError(PeriluneError):
     """Another supervisor holds this data folder; `state` is what it says."""
 
     def __init__(self, home: Home, state: SupervisorState | None) -> None:
-        who = f"process {state.pid}, {state.state}" if state else "it is just starting"
+        holder = read_holder(home.lock_file)
+        who = f"process {holder.pid}, just starting" if holder else "it is just starting"
+        if state is not None:
+            who = f"process {state.pid}, {state.state}"
         super().__init__(
             f"a cluster of {home.data} is running already ({who}). "
             "perilune status shows it, perilune down ends it."
@@ -126,17 +134,19 @@ def run_detached(arguments: list[str], home: Home) -> None:
 def end_cluster(home: Home, progress: Progress) -> bool:
     """End the cluster of a data folder; False where there was nothing to end."""
     state = read_state(home.state_file)
-    if state is None:
-        return False
-    supervisor = ProcessIdentity(state.pid, state.start_ticks)
+    supervisor = read_holder(home.lock_file)
+    if supervisor is None:
+        if state is None:
+            return False
+        supervisor = ProcessIdentity(state.pid, state.start_ticks)
     if supervisor.is_alive():
-        os.kill(state.pid, signal.SIGTERM)
+        os.kill(supervisor.pid, signal.SIGTERM)
         deadline = time.monotonic() + DOWN_SECONDS
         while supervisor.is_alive() and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
         if supervisor.is_alive():
             progress.say(f"the supervisor did not end within {DOWN_SECONDS:.0f} s and is killed")
-            os.kill(state.pid, signal.SIGKILL)
+            os.kill(supervisor.pid, signal.SIGKILL)
     end_leftovers(home)
     return True
 
@@ -166,6 +176,7 @@ def _only_one(home: Home) -> Iterator[None]:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise AlreadyRunningError(home, read_state(home.state_file)) from None
+        write_holder(file)
         yield
 
 

@@ -60,7 +60,11 @@ def _take(option: str, port: int, host: str, held: list[socket.socket]) -> int:
     try:
         probe.bind((host, port))
         probe.listen(1)
+    except socket.gaierror as error:
+        raise _wrong_host(host, error) from error
     except OSError as error:
+        if error.errno == errno.EADDRNOTAVAIL:
+            raise _wrong_host(host, error) from error
         raise ConfigError(option, port, _why(error, port), _way_out(option)) from error
     chosen: int = probe.getsockname()[1]
     return chosen
@@ -73,6 +77,15 @@ def _why(error: OSError, port: int) -> str:
     if pid is None:
         return "is in use by a process that this user may not see"
     return f"is in use by process {pid} ({command_line(pid)})"
+
+
+def _wrong_host(host: str, error: OSError) -> ConfigError:
+    return ConfigError(
+        "[cluster] scheduler_endpoint",
+        host,
+        f"is no address of this machine ({error.strerror})",
+        'Write "127.0.0.1:8000", or an address that this machine has.',
+    )
 
 
 def _way_out(option: str) -> str:

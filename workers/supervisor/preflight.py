@@ -69,7 +69,7 @@ def check_model_length(folder: str, max_model_len: int) -> None:
     """The engine refuses a context that is longer than the model's, after half a minute."""
     try:
         longest = json.loads((Path(folder) / "config.json").read_text())["max_position_embeddings"]
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return  # the config does not say: the engine knows better
     if isinstance(longest, int) and max_model_len > longest:
         raise ConfigError(

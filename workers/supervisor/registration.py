@@ -89,7 +89,7 @@ async def _apply_policies(plan: ClusterPlan, api: ControlPlaneApi) -> bool:
         if await api.call("PUT", path, body, headers) is None:
             return False
         applied[kind] = wanted
-        memory.write_text(json.dumps(applied, indent=1))
+        _write_json(memory, applied)
     return True
 
 
@@ -137,7 +137,10 @@ class ControlPlaneApi:
             return self._fail(f"{method} {path}: {error}")
         if reply.status_code >= httpx2.codes.BAD_REQUEST:
             return self._fail(f"{method} {path}: {reply.status_code} {reply.text[:300]}")
-        return reply.json() if reply.content else {}
+        try:
+            return reply.json() if reply.content else {}
+        except ValueError as error:
+            return self._fail(f"{method} {path}: answered no JSON ({error})")
 
     def _fail(self, problem: str) -> None:
         if problem != self.last_problem:  # calls are repeated: once is enough
@@ -150,4 +153,16 @@ def _read_json(path: Path) -> dict[str, Any]:
         content = json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
-    return content if isinstance(content, dict) else {}
+    if not isinstance(content, dict) or not all(isinstance(v, dict) for v in content.values()):
+        return {}
+    return content
+
+
+def _write_json(path: Path, content: dict[str, Any]) -> None:
+    """Whole or not at all; a full disk must not end what runs."""
+    fresh = path.with_suffix(".tmp")
+    try:
+        fresh.write_text(json.dumps(content, indent=1))
+        fresh.replace(path)
+    except OSError as error:
+        log.warning("cannot write %s: %s", path, error)

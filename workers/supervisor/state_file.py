@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
+from workers.supervisor.procfs import ProcessIdentity, identify
+
 if TYPE_CHECKING:
     from pathlib import Path
+    from typing import TextIO
 
 ClusterState = Literal["starting", "ready", "stopping"]
 
@@ -57,3 +60,21 @@ def read_state(path: Path) -> SupervisorState | None:
         return msgspec.json.decode(path.read_bytes(), type=SupervisorState)
     except (OSError, msgspec.MsgspecError):
         return None
+
+
+def write_holder(lock: TextIO) -> None:
+    """Say in the held lock file who holds it: `supervisor.json` may be missing or unreadable."""
+    own = identify(os.getpid())
+    lock.truncate(0)
+    lock.write(f"{os.getpid()} {own.start_ticks if own else 0}\n")
+    lock.flush()
+
+
+def read_holder(path: Path) -> ProcessIdentity | None:
+    """The process that runs `up` here; None where there is none."""
+    try:
+        pid, start_ticks = map(int, path.read_text(encoding="ascii").split())
+    except (OSError, ValueError):
+        return None
+    found = ProcessIdentity(pid, start_ticks)
+    return found if found.is_alive() else None

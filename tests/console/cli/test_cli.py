@@ -11,6 +11,7 @@ import pytest
 import typer
 
 from console import cli
+from controlplane.client_http import make_headers
 from workers.core.errors import ConfigError, PeriluneError
 from workers.verbs import register_verbs
 
@@ -57,6 +58,25 @@ def test_a_url_that_is_none_is_one_line(capsys: pytest.CaptureFixture[str], url:
     error = capsys.readouterr().err
     assert error.startswith(f"perilune: url = {url!r}: is no http address")
     assert error.count("\n") == 1
+
+
+def test_a_token_that_is_none_is_one_line_without_it(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for token in ("two\nlines", "ü"):
+        monkeypatch.setenv("PERILUNE_TOKEN", token)
+        assert run("get", "nodes", "--url", "http://127.0.0.1:1") == 2
+        error = capsys.readouterr().err
+        assert error.count("\n") == 1
+        assert "no token has" in error
+        assert token not in error
+
+
+def test_any_login_name_may_be_an_actor() -> None:
+    names = {
+        name: make_headers(None, name)["X-Perilune-Actor"] for name in ("jörg", "D\\x", "a" * 99)
+    }
+    assert names == {"jörg": "j_rg", "D\\x": "D_x", "a" * 99: "a" * 64}
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ def test_an_unknown_revision_is_refused_in_clear_words(empty_url):
 def test_a_file_that_is_no_database(tmp_path):
     path = tmp_path / "perilune.db"
     path.write_text("hello, this is no database at all" * 100)
-    with pytest.raises(ConfigError, match="not a database"):
+    with pytest.raises(ConfigError, match=r"not a database.*Move the file away"):
         migrate(make_url(f"sqlite+aiosqlite:///{path}"))
 
 

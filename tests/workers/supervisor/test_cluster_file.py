@@ -6,8 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from controlplane.policies.schemas import SPEC_OF_KIND
 from workers.core.errors import ConfigError
-from workers.supervisor.cluster_file import merge_settings, policies_of, read_cluster_file
+from workers.supervisor.cluster_file import (
+    DecodeSection,
+    PrefillSection,
+    SchedulerSection,
+    merge_settings,
+    policies_of,
+    read_cluster_file,
+)
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "docs" / "cluster.example.toml"
 
@@ -57,6 +65,10 @@ def test_its_targets_become_policies(tmp_path: Path) -> None:
         ("[decode]\ngpu_memory_utilization = 1.5\n", ["gpu_memory_utilization = 1.5"]),
         ("[cluster]\ntransfer_engine = 'magic'\n", ["transfer_engine = 'magic'", "'shm'"]),
         ("[cluster\n", ["--file", "is no TOML"]),
+        ("[prefill]\nmax_ttft_ms = inf\n", ["[prefill] max_ttft_ms = inf:", "finite"]),
+        ("[prefill]\nmax_ttft_ms = 1e9\n", ["max_ttft_ms = 1000000000.0:", "600000"]),
+        ("[decode]\nmax_tbt_ms = 0.5\n", ["[decode] max_tbt_ms = 0.5:", "equal to 1"]),
+        ("[decode]\nmax_concurrent_requests = 5000\n", ["= 5000:", "4096"]),
     ],
 )
 def test_a_bad_file_names_key_value_and_way_out(
@@ -75,3 +87,15 @@ def test_a_bad_endpoint(tmp_path: Path) -> None:
     path = write(tmp_path, "[cluster]\nscheduler_endpoint = '8000'\n")
     with pytest.raises(ConfigError, match="is no HOST:PORT"):
         merge_settings({"file": path})
+
+
+def test_what_the_file_allows_the_policies_allow() -> None:
+    """Else a start would hang on a policy that the control plane refuses."""
+    for section, name, kind, spec_name in (
+        (PrefillSection, "max_ttft_ms", "slo", "max_ttft_ms"),
+        (DecodeSection, "max_tbt_ms", "slo", "max_tbt_ms"),
+        (DecodeSection, "max_concurrent_requests", "scheduling", "max_concurrent_per_decode"),
+        (SchedulerSection, "kv_cache_balancing_threshold", "scheduling", "balancing_threshold"),
+    ):
+        spec = SPEC_OF_KIND[kind].model_fields[spec_name]
+        assert set(map(str, section.model_fields[name].metadata)) == set(map(str, spec.metadata))

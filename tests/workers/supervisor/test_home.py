@@ -25,15 +25,36 @@ def test_all_who_come_at_once_get_the_same_token(tmp_path: Path) -> None:
     assert len(tokens) == 1
 
 
-def test_an_empty_token_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "token").write_text("\n")
-    with pytest.raises(ConfigError, match="is empty"):
+@pytest.mark.parametrize(
+    "content", [b"\n", b"short", b"two\nlines" * 4, b"\xff\xfe", b"\xc3\xbc" * 20]
+)
+def test_a_file_without_a_token_is_refused(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "token").write_bytes(content)
+    with pytest.raises(ConfigError, match=r"holds no token.*Remove it"):
         ensure_token(tmp_path / "token")
+
+
+def test_a_token_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "token").mkdir()
+    with pytest.raises(ConfigError, match="cannot be used"):
+        ensure_token(tmp_path / "token")
+
+
+def test_a_folder_that_cannot_be_written_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "run" / "supervisor.lock").mkdir(parents=True)  # opening it fails, for root too
+    with pytest.raises(ConfigError, match=r"--data.*cannot be used \(.*supervisor.lock"):
+        Home(tmp_path).create()
+    monkeypatch.setattr("os.access", lambda path, _mode: not str(path).endswith("logs"))
+    with pytest.raises(ConfigError, match=r"--data.*cannot be used \(.*/logs: cannot be written"):
+        Home(tmp_path).create()
 
 
 def test_a_path_too_long_for_a_socket_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="too long"):
         Home(tmp_path / ("x" * 100)).create()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_folders_are_private(tmp_path: Path) -> None:

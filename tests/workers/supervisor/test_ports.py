@@ -37,3 +37,9 @@ def test_one_port_for_two_listeners_is_refused() -> None:
     expected = "--port-agent = 18000: is also --port-gateway. Choose different ports."
     with pytest.raises(ConfigError, match=re.escape(expected)):
         choose_ports(settings)
+
+
+@pytest.mark.parametrize("host", ["203.0.113.7", "no host"])
+def test_a_host_that_is_not_here_is_named_and_no_port(host: str) -> None:
+    with pytest.raises(ConfigError, match=rf"scheduler_endpoint = '{host}': is no address of this"):
+        choose_ports(replace(ANY, host=host))

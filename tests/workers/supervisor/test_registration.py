@@ -74,6 +74,36 @@ async def test_a_live_change_is_kept_and_a_changed_field_of_the_file_is_put(
     assert control_plane.specs["slo"] == {"max_ttft_ms": 555, "percentile": 95, "mode": "observe"}
 
 
+@pytest.mark.parametrize("content", ["[]", '{"slo": 5}', '{"slo"', ""])
+async def test_a_broken_memory_of_what_was_applied_costs_nothing_but_a_put(
+    plan_with: Callable[..., ClusterPlan], content: str
+) -> None:
+    plan = plan_with(max_ttft_ms=700)
+    memory = plan.settings.home.run / "applied-policies.json"
+    memory.write_text(content)
+    control_plane = ControlPlane()
+    control_plane.revision = 2
+    assert await register(plan, control_plane)
+    assert control_plane.specs["slo"]["max_ttft_ms"] == 700
+    assert json.loads(memory.read_text()) == {"slo": {"max_ttft_ms": 700}}
+
+
+async def test_a_memory_that_cannot_be_written_ends_nothing(
+    plan_with: Callable[..., ClusterPlan],
+) -> None:
+    plan = plan_with(max_ttft_ms=700)
+    (plan.settings.home.run / "applied-policies.tmp").mkdir()
+    assert await register(plan, ControlPlane())
+
+
+async def test_an_answer_that_is_no_json_is_tried_again_later(
+    plan_with: Callable[..., ClusterPlan],
+) -> None:
+    transport = httpx2.MockTransport(lambda _: httpx2.Response(200, text="<html>"))
+    async with httpx2.AsyncClient(transport=transport) as http:
+        assert not await register_cluster(plan_with(), "secret", http)
+
+
 async def test_an_error_is_tried_again_later(plan_with: Callable[..., ClusterPlan]) -> None:
     transport = httpx2.MockTransport(lambda _: httpx2.Response(503))
     async with httpx2.AsyncClient(transport=transport) as http:
