@@ -134,11 +134,11 @@ class Lifecycle:
     slot_worker: str = ""
     prefill_worker: str = ""
     may_have_pins: bool = False
-    story: list[str] = field(default_factory=list)
+    story: list[Event] = field(default_factory=list)
 
     def handle(self, event: Event) -> list[Command]:
         """Commands in the order to perform them. Raises `InvalidTransitionError`."""
-        self.story.append(type(event).__name__)
+        self.story.append(event)
         match event:
             case SlotTaken(worker_id):
                 self._expect(event, State.WAITING, State.HANDING_OVER)
@@ -203,4 +203,5 @@ class Lifecycle:
 
     def _expect(self, event: Event, *states: State) -> None:
         if self.state not in states:
-            raise InvalidTransitionError(f"{event} in {self.state}: {' > '.join(self.story)}")
+            story = " > ".join(type(event).__name__ for event in self.story)
+            raise InvalidTransitionError(f"{event} in {self.state}: {story}")

@@ -1,7 +1,7 @@
 """The two legs of one request on the wire: one try each, with its outcome in words."""
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
@@ -163,27 +163,45 @@ def _leg_error(error: UpstreamError) -> LegError:
     return LegError(str(error), status, unreachable=error.kind in ("connect", "reset"))
 
 
+class _Ours(msgspec.Struct):
+    num_blocks: int | None = None
+
+
+class _Params(msgspec.Struct):
+    perilune: _Ours | None = None
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int | None = None
+    prompt_tokens_details: _Details | None = None
+
+
+class _Prefilled(msgspec.Struct):
+    """The parts of leg 1's reply that matter; the rest is not even built."""
+
+    kv_transfer_params: _Params | None = None
+    usage: _Usage | None = None
+
+
+_decode_prefilled = msgspec.json.Decoder(_Prefilled).decode
+
+
 def _prefill_reply(body: bytes) -> PrefillReply:
     try:
-        fields = _decode(body)
+        reply = _decode_prefilled(body)
     except msgspec.DecodeError as error:
-        raise LegError(f"answered no JSON: {error}", 502, unreachable=False) from None
-    if not isinstance(fields, dict):
-        raise LegError("answered no JSON object", 502, unreachable=False)
-    ours = _dict(_dict(fields, "kv_transfer_params"), "perilune")
-    num_blocks = ours.get("num_blocks")
-    usage = _dict(fields, "usage")
-    cached = _dict(usage, "prompt_tokens_details").get("cached_tokens")
+        raise LegError(f"answered what we cannot read: {error}", 502, unreachable=False) from None
+    ours = reply.kv_transfer_params and reply.kv_transfer_params.perilune
+    details = reply.usage and reply.usage.prompt_tokens_details
     return PrefillReply(
-        num_blocks if type(num_blocks) is int and num_blocks >= 0 else None,
-        usage.get("prompt_tokens"),
-        cached if type(cached) is int else None,
+        ours.num_blocks if ours else None,
+        reply.usage.prompt_tokens if reply.usage else None,
+        details.cached_tokens if details else None,
     )
-
-
-def _dict(fields: dict[str, Any], name: str) -> dict[str, Any]:
-    value = fields.get(name)
-    return value if isinstance(value, dict) else {}
 
 
 def _message(body: bytes) -> str:

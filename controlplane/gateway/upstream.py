@@ -62,7 +62,7 @@ class Reply:
         self.patience = 0.0  # seconds that the present wait may last
         self.deadline = 0.0
         self.last_byte_at = 0.0
-        self.splice: Callable[[bytes, int], None] | None = None
+        self.splice: Callable[[bytes], bool] | None = None
 
     async def head(self, seconds: float) -> None:
         """Wait for status and headers. Raises `UpstreamError`; a failed reply is aborted."""
@@ -91,13 +91,13 @@ class Reply:
         self,
         sink: Callable[[bytes], None],
         idle_seconds: float,
-        splice: Callable[[bytes, int], None] | None = None,
+        splice: Callable[[bytes], bool] | None = None,
     ) -> None:
         """Give every further piece to `sink`, until the reply is complete.
 
-        Time during which the reader itself has paused does not count as idle. With `splice`, a
-        packet that is exactly one HTTP chunk of whole events goes there instead, as it is, with
-        the place where its payload starts; so `splice` must also set `last_byte_at`.
+        Time during which the reader itself has paused does not count as idle. `splice` is offered
+        each packet that begins with a chunk; it takes it (True, and sets `last_byte_at`) only if
+        the packet is exactly one HTTP chunk, which then is not parsed.
         """
         if self._pieces:
             pieces, self._pieces = self._pieces, []
@@ -253,11 +253,8 @@ class _Connection(asyncio.Protocol):
         if reply is None:  # bytes that nobody asked for
             self.abort()
             return
-        if self._between_chunks and reply.splice is not None:
-            start = _one_chunk(data)
-            if start:  # the parser need not see it: it stays between two chunks
-                reply.splice(data, start)
-                return
+        if self._between_chunks and reply.splice is not None and reply.splice(data):
+            return  # the parser need not have seen it: it stays between two chunks
         self.got_bytes = True
         try:
             self._parser.feed_data(data)
@@ -408,18 +405,6 @@ class Upstream:
             raise UpstreamError("connect", f"no connection to {self.url}: {error}") from None
         self._all.add(connection)
         return connection
-
-
-def _one_chunk(data: bytes) -> int:
-    """Where the payload starts if `data` is one whole HTTP chunk that ends an event; else 0."""
-    end = data.find(b"\r\n", 1, 10)
-    if end < 0 or not data.endswith(b"\n\n\r\n"):
-        return 0
-    try:
-        size = int(data[:end], 16)
-    except ValueError:
-        return 0
-    return end + 2 if size == len(data) - end - 4 else 0
 
 
 def _ends_with_close(headers: dict[bytes, bytes]) -> bool:

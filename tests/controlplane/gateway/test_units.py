@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,7 @@ from controlplane.gateway.bodies import decode_leg, legs_salt, parse, prefill_le
 from controlplane.gateway.metrics import Extra, render
 from controlplane.gateway.relay import Relay
 from controlplane.gateway.stats import LatencyHistogram, Stats
-from controlplane.gateway.upstream import Upstream, UpstreamError, _one_chunk
+from controlplane.gateway.upstream import Upstream, UpstreamError
 from controlplane.gateway.wire import WorkerLoad
 
 json_values = st.recursive(
@@ -76,8 +77,8 @@ class FakeClient:
     def write(self, data: bytes, head: bytes = b"") -> None:
         self.out.append(head + data)
 
-    def write_raw(self, data: bytes) -> None:
-        self.out.append(data)
+    def raw_writer(self) -> Callable[[bytes], object]:
+        return self.out.append
 
     def finish(self, data: bytes = b"", head: bytes = b"") -> None:
         self.out.append(head + data)
@@ -125,8 +126,8 @@ class TestRelay:
         relay, client, _ = make_relay(cached)
         usage = {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 8}}
         event = b"data: " + msgspec.json.encode({"choices": [], "usage": usage}) + b"\n\n"
-        chunk = b"%x\r\n%b\r\n" % (len(event), event)
-        relay.splice(chunk, chunk.index(b"\r\n") + 2)
+        assert not relay.splice(b"%x\r\n%b\r\n" % (len(event), event))
+        relay.take(event)
         sent = msgspec.json.decode(client.out[0][6:])["usage"]
         if cached is None:
             assert sent == {"prompt_tokens": 9}
@@ -136,22 +137,23 @@ class TestRelay:
     def test_usage_is_found_in_spliced_chunks(self) -> None:
         relay, _, _ = make_relay()
         event = b'data: {"choices":[],"usage":{"completion_tokens":5}}\n\n'
-        chunk = b"%x\r\n%b\r\n" % (len(event), event)
-        relay.splice(chunk, chunk.index(b"\r\n") + 2)
+        assert relay.splice(b"%x\r\n%b\r\n" % (len(event), event))
         relay.take(b"data: [DONE]\n\n")
         assert relay.usage() == {"completion_tokens": 5}
 
 
-@pytest.mark.parametrize(("data", "start"), [
-    (b"a\r\ndata: 12\n\n\r\n", 3),
-    (b"a\r\ndata: 12\n\n\r\na\r\ndata: 12\n\n\r\n", 0),  # two
-    (b"b\r\ndata: 12\n\n\r\n", 0),  # not all of it
-    (b"0\r\n\r\n", 0),
-    (b"zz\r\n\n\n\r\n", 0),
-    (b"data: 12\n\n\r\n", 0),
+@pytest.mark.parametrize(("data", "whole"), [
+    (b"a\r\ndata: 12\n\n\r\n", True),
+    (b"a\r\ndata: 12\n\n\r\na\r\ndata: 12\n\n\r\n", False),  # two
+    (b"b\r\ndata: 12\n\n\r\n", False),  # not all of it
+    (b"0\r\n\r\n", False),
+    (b"zz\r\n\n\n\r\n", False),
+    (b"data: 12\n\n\r\n", False),
 ])  # fmt: skip
-def test_one_whole_chunk_is_recognised(data: bytes, start: int) -> None:
-    assert _one_chunk(data) == start
+def test_only_one_whole_chunk_is_spliced(data: bytes, whole: bool) -> None:
+    relay, client, _ = make_relay()
+    assert relay.splice(data) is whole
+    assert client.out == ([data] if whole else [])
 
 
 class Scripted(asyncio.Protocol):
@@ -179,10 +181,14 @@ async def relayed(packets: tuple[bytes, ...]) -> tuple[bytes, int]:
     upstream = Upstream(f"http://127.0.0.1:{port}", 2, 4)
     out, spliced = bytearray(), 0
 
-    def splice(data: bytes, start: int) -> None:
+    def splice(data: bytes) -> bool:
+        relay, client, _ = make_relay()
+        if not relay.splice(data):
+            return False
         nonlocal spliced, out
         spliced += 1
-        out += data[start:-2]
+        out += client.out[0].partition(b"\r\n")[2][:-2]
+        return True
 
     try:
         reply = await upstream.send(b"GET / HTTP/1.1\r\n\r\n", head_seconds=5)
