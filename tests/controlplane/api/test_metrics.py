@@ -7,6 +7,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
+from controlplane.gateway.metrics import ALL as GATEWAY_SERIES
 from controlplane.gateways.schemas import HISTOGRAM_BOUNDS_SECONDS
 from controlplane.metrics.series import ALL
 
@@ -17,7 +18,7 @@ ROW = re.compile(
 
 
 def documented():
-    rows = ROW.findall(DOC.read_text())
+    rows = ROW.findall(DOC.read_text().partition("# The gateway's own /metrics")[0])
     return {
         name: (kind, frozenset(re.findall(r"`(\w+)`", labels)), unit.strip(), definition.strip())
         for name, kind, labels, unit, definition in rows
@@ -52,6 +53,13 @@ async def test_documented_and_exported_are_the_same(api, bodies):
         assert real[name][:3] == (kind, labels, definition), name
         assert real[name][3] > 0, f"{name} has no sample in a cluster with everything"
         assert unit
+
+
+def test_the_gateways_own_series_are_documented():
+    section = DOC.read_text().partition("# The gateway's own /metrics")[2]
+    rows = ROW.findall(section.partition("# The connector's series")[0])
+    found = {name: (kind, definition.strip()) for name, kind, _, _, definition in rows}
+    assert found == {series.name: (series.kind, series.help) for series in GATEWAY_SERIES}
 
 
 def test_names_follow_the_rules():
