@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from workers.connector.stats import COUNTERS
+from workers.connector.counters import COUNTERS
 
 DOC = Path(__file__).parents[3] / "docs" / "metrics.md"
 ROW = re.compile(
