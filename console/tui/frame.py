@@ -29,14 +29,18 @@ def header(context: Context, width: int, actor: str) -> list[Line]:
 def _first(context: Context, width: int, actor: str) -> Line:
     seen = context.snapshot.overview
     name = clean(seen.cluster) if seen else "perilune"
-    spans = [Span(f" {name}", tone_style("strong"))]
+    alarms = _alarms(context)
+    rest: list[Span] = []
     if context.snapshot.emulated:
-        spans.extend((Span(" "), Span("EMULATED", tone_style("warn") + REVERSE)))
-    spans.append(Span("  "))
-    spans.extend(_mark(context))
+        rest.extend((Span(" "), Span("EMULATED", tone_style("warn") + REVERSE)))
+    rest.append(Span("  "))
+    rest.extend(_mark(context))
+    # A narrow one cuts the name, never what is alarming.
+    room = width - 3 - sum(cell_len(span.text) for span in (*rest, *alarms))
+    name = fit(name, max(4, min(cell_len(name), room)))
+    spans = [Span(f" {name}", tone_style("strong")), *rest]
     role = f"operator {clean(actor)}" if context.is_operator else "viewer"
     # A wide terminal keeps the alarms at the right edge, so that they never move.
-    alarms = _alarms(context)
     left = plain_text(tuple(spans)) + f"  {role}"
     gap = width - cell_len(left) - sum(cell_len(span.text) for span in alarms) - 1
     if gap >= 2:

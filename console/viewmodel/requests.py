@@ -95,8 +95,8 @@ def _row(decision: Decision, now: float, tz: tzinfo) -> Row:
         Text(decision.status, _status_tone(decision)),
         Text(numbers.count(decision.prompt_tokens)),
         Text(_hit_text(decision)),
-        Text(_latency(decision, decision.ttft_seconds) + ("!" if _slow(decision) else "")),
-        Text(_latency(decision, decision.tbt_p95_seconds)),
+        Text(latency(decision, decision.ttft_seconds) + ("!" if _slow(decision) else "")),
+        Text(latency(decision, decision.tbt_p95_seconds)),
         cell(route(decision) + (" emu" if decision.emulated else "")),
         Text(timeline(decision.phases)),
         cell(reason, "warn" if decision.status in ("rejected", "failed") else "plain"),
@@ -147,7 +147,7 @@ def _hit_text(decision: Decision) -> str:
     return numbers.percent(ratio, unit=False)
 
 
-def _latency(decision: Decision, seconds: float | None) -> str:
+def latency(decision: Decision, seconds: float | None) -> str:
     """A request that is not streamed has no first token of its own to measure."""
     if seconds is None and (decision.status in _UNFINISHED or not decision.stream):
         return numbers.NO_TRAFFIC

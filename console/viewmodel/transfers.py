@@ -17,6 +17,7 @@ from console.viewmodel.heatmap import (
     without_value,
 )
 from console.viewmodel.levels import FAILURES, LATENCY, SHM_BYTES, Scale
+from console.viewmodel.requests import latency
 from console.viewmodel.table import Column, Fact, Row, Table, Text, cell, clean
 from controlplane.decisions.schemas import Decision
 from controlplane.fleet.schemas import Worker
@@ -258,8 +259,8 @@ def _handover_row(decision: Decision, tz: tzinfo) -> Row:
         Text(numbers.count(leg.loaded_blocks if leg else None)),
         Text(numbers.moved_bytes(leg.loaded_bytes if leg else None)),
         Text(numbers.count(failed), "critical" if failed else "plain"),
-        Text(numbers.duration(predicted)),
-        Text(numbers.duration(measured)),
+        Text(latency(decision, predicted)),
+        Text(latency(decision, measured)),
         Text(numbers.duration(leg.kv_wait_seconds if leg else None)),
     )
     facts: dict[str, Fact] = {"id": decision.request_id, "handover": measured}

@@ -140,6 +140,13 @@ class TestTerminals:
             await console.pilot.resize_terminal(80, 24)
             await console.until("SERVICE", "412")
 
+    async def test_a_long_name_does_not_push_the_alarms_out(
+        self, world: Any, open_console: Any
+    ) -> None:
+        world.overview = world.overview.model_copy(update={"cluster": "production-europe-west-1"})
+        async with open_console(world, size=(60, 15)) as console:
+            await console.until("1 CRIT 2 warn", "product")
+
     async def test_e21_wide_names_keep_columns_in_line(self, world: Any, open_console: Any) -> None:
         names = ("節点一", "zwölf-🚀", "e\u0301clair", "a\x1b[31mred")
         world.nodes = [world.node(i, id=name) for i, name in enumerate(names)]

@@ -243,7 +243,9 @@ def test_three_sizes_a_policy_and_a_rejection(plane: Plane, terminal: Terminal) 
     terminal.send(CONSOLE, "Enter")
     for columns, rows in ((80, 24), (120, 40), (200, 60)):
         terminal.size(columns, rows)
-        shown = terminal.until("demo  LIVE", "hit 60.0 %", "480/1,000 MiB", "requests/min", "1 / 1")
+        shown = terminal.until(
+            "demo  LIVE", "hit 60.0 %", "480/1,000 MiB", "requests, last min", "1 / 1"
+        )
         assert all(len(line) <= columns for line in shown.splitlines())
     terminal.until("local hit rate, % of prompt tokens requested", "p1 -> d1", "LAST REQUESTS")
     terminal.size(100, 30)
@@ -292,7 +294,7 @@ def test_e20_a_signal_leaves_the_terminal_as_it_was(number: int, terminal: Termi
 
 def test_e25_no_width_and_no_terminal(terminal: Terminal) -> None:
     terminal.send(
-        f"{CONSOLE} --screen policies | head -5; TERM=dumb {CONSOLE} --screen audit; echo code $?",
+        f"{CONSOLE} --screen policies | head -8; TERM=dumb {CONSOLE} --screen audit; echo code $?",
         "Enter",
     )
     terminal.until("POLICIES", "slo/default", "AUDIT", "code 0")

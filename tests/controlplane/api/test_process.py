@@ -291,5 +291,5 @@ def test_request_text():
         }
     )
     text = cli_text.request(decision)
-    for part in ("Retry-After 3 s", "slo/default r2", "> p1", "8,192", "54.0 ms", "chosen"):
+    for part in ("Retry-After 3 s", "slo/default r2", "> p1", "8,192", "54 ms", "chosen"):
         assert part in text
