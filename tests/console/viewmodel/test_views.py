@@ -259,3 +259,30 @@ class TestClean:
     ) -> None:
         assert clean(text) == kept
         assert cell(text).text == kept
+
+
+class TestFailures:
+    def test_the_message_inside_the_engines_answer(self, world: Any) -> None:
+        body = '{"error":{"message":"max_tokens must be at least 1, got -4.","code":400}}'
+        refused = world.decision(1, status="failed", http_status=400, error=body)
+        assert requests.why(refused) == "400: max_tokens must be at least 1, got -4."
+        assert requests.is_client_error(refused)
+        broken = world.decision(
+            1, status="failed", http_status=502, error="reset", failed_leg="decode"
+        )
+        assert requests.why(broken) == "502: decode leg: reset"
+        assert not requests.is_client_error(broken)
+
+    def test_a_clients_mistake_is_no_failure_of_the_pair(self, world: Any) -> None:
+        decisions = [
+            world.decision(1, status="failed", http_status=status, error="no")
+            for status in (400, 502)
+        ]
+        row = topology.pairings(decisions, now=world.now).rows[0]
+        assert row.cells[-1].text == "1"
+
+    def test_not_streamed_has_nothing_to_measure(self, world: Any) -> None:
+        quiet = world.decision(1, ttft_seconds=None, tbt_p95_seconds=None, stream=False)
+        assert requests.latency(quiet, None) == "-"
+        streamed = world.decision(1, ttft_seconds=None, stream=True)
+        assert requests.latency(streamed, None) == "--"
