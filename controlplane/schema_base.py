@@ -1,6 +1,25 @@
 """What every REST schema shares: unknown fields are refused, values are frozen."""
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+MAX_INTEGER = 2**53
+"""What SQLite, Postgres and JavaScript all hold."""
+
+
+def _http_url(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+        raise ValueError("no http address")
+    return text
+
+
+Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:@-]{0,127}$")]
+ModelId = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]{0,255}$")]
+Url = Annotated[str, Field(pattern=r"^[!-~]{1,2000}$"), AfterValidator(_http_url)]
+Reason = Annotated[str, Field(max_length=500)]
 
 
 class Schema(BaseModel):

@@ -2,9 +2,11 @@
 top-level package `workers`.)"""
 
 from datetime import datetime
-from typing import Literal
+from typing import Annotated, Literal
 
-from controlplane.schema_base import Page, Schema
+from pydantic import Field
+
+from controlplane.schema_base import Id, ModelId, Page, Reason, Schema, Url
 
 WorkerRole = Literal["prefill", "decode", "both"]
 WorkerState = Literal[
@@ -40,19 +42,19 @@ class WorkerAction(Schema):
     """Body of POST /api/v1/workers/{id}/actions."""
 
     action: Literal["restart", "drain", "resume"]
-    reason: str = ""
+    reason: Reason = ""
 
 
 class WorkerRegistration(Schema):
     """Body of POST /api/v1/workers: an engine that Perilune did not start (tests: emulated)."""
 
-    id: str
+    id: Id
     role: WorkerRole
-    model: str
-    url: str
+    model: ModelId
+    url: Url
     engine: Literal["vllm", "emulated"] = "vllm"
-    node_id: str = "external"
-    max_concurrent_requests: int = 16
+    node_id: Id = "external"
+    max_concurrent_requests: Annotated[int, Field(ge=1, le=4096)] = 16
 
 
 class WorkerList(Page):

@@ -12,6 +12,7 @@ import uvloop
 
 from controlplane.gateway.app import Gateway
 from controlplane.gateway.settings import Limits, Settings, Timeouts
+from controlplane.gateway.upstream import check_url
 from workers.core.errors import ConfigError
 from workers.process import die_with_parent
 
@@ -43,6 +44,7 @@ def _parser() -> argparse.ArgumentParser:
 def settings_from(argv: list[str]) -> tuple[Settings, str]:
     """Settings and log level. Raises `ConfigError`."""
     args = _parser().parse_args(argv)
+    _check_numbers(args)
     models: dict[str, str] = {}
     for entry in args.model:
         name, equals, path = entry.partition("=")
@@ -53,7 +55,7 @@ def settings_from(argv: list[str]) -> tuple[Settings, str]:
         gateway_id=args.id,
         host=args.host,
         port=args.port,
-        control_plane=args.control_plane,
+        control_plane=_control_plane(args.control_plane),
         token=_token(args.token_file),
         agents=tuple(args.agent),
         models=models,
@@ -69,14 +71,43 @@ def settings_from(argv: list[str]) -> tuple[Settings, str]:
     return settings, args.log_level
 
 
+def _check_numbers(args: argparse.Namespace) -> None:
+    longest = 86_400.0
+    for option, value, least, most in (
+        ("--port", args.port, 0, 65_535),
+        ("--max-body-bytes", args.max_body_bytes, 1, 2**31),
+        ("--prefill-timeout", args.prefill_timeout, 0.001, longest),
+        ("--first-byte-timeout", args.first_byte_timeout, 0.001, longest),
+        ("--idle-timeout", args.idle_timeout, 0.001, longest),
+        ("--drain", args.drain, 0, longest),
+    ):
+        if not least <= value <= most:
+            problem = f"is not between {least:g} and {most:g}"
+            raise ConfigError(option, value, problem, "Choose one in range.")
+
+
+def _control_plane(url: str) -> str:
+    try:
+        if url:
+            check_url(url)
+    except ValueError:
+        way_out = "Write it as http://127.0.0.1:7700."
+        raise ConfigError("--control-plane", url, "is no http address", way_out) from None
+    return url
+
+
 def _token(path: str) -> str:
     if not path:
         return ""
     try:
-        return Path(path).read_text(encoding="utf-8").strip()
-    except OSError as error:
+        token = Path(path).read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
         way_out = "Start the control plane first, which makes it, or name another file."
         raise ConfigError("--token-file", path, f"cannot be read ({error})", way_out) from None
+    if not token.isprintable():
+        way_out = "Copy it again, or remove it: the control plane makes a new one at its start."
+        raise ConfigError("--token-file", path, "holds no token", way_out)
+    return token
 
 
 async def _serve(settings: Settings) -> None:

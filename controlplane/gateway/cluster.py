@@ -5,6 +5,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
 import structlog
 
 from controlplane.core.admission import Slo
@@ -13,7 +14,7 @@ from controlplane.core.pairing import DecodeSlots, Granted, SlotLimit
 from controlplane.core.prediction import DecodeModel, PrefillModel, PrefillQueue
 from controlplane.gateway.settings import Settings
 from controlplane.gateway.stats import Stats
-from controlplane.gateway.upstream import Upstream
+from controlplane.gateway.upstream import Upstream, check_url
 from controlplane.gateway.wire import View, ViewModel, ViewPolicy, ViewWorker, WorkerLoad
 from workers.core.prefix_index import PrefixIndex
 
@@ -86,12 +87,16 @@ class Cluster:
         self.slots = DecodeSlots(settings.limits.max_waiting)
         self._policies: dict[str, Policies] = {}
         self._waiters: dict[str, asyncio.Future[str]] = {}  # request -> granted worker
+        self._bad_url = ""  # said last
         self.on_view: list[Callable[[View], None]] = []
 
     # --- views ---
 
     def apply(self, view: View) -> None:
         """Take a view in, at once."""
+        workers = [row for row in view.workers if self._can_be_called(row)]
+        if len(workers) < len(view.workers):
+            view = msgspec.structs.replace(view, workers=workers)
         self.view, self.has_view = view, True
         self._apply_workers(view.workers)
         self.models = {model.id: model for model in view.models}
@@ -104,6 +109,17 @@ class Cluster:
         self._apply_limits()
         for callback in self.on_view:
             callback(view)
+
+    def _can_be_called(self, row: ViewWorker) -> bool:
+        """One worker's bad address must not keep the others' news away."""
+        try:
+            check_url(row.url)
+        except ValueError as error:
+            if row.url != self._bad_url:
+                self._bad_url = row.url
+                log.warning("worker_left_out", worker=row.id, url=row.url, error=str(error))
+            return False
+        return True
 
     def _apply_workers(self, rows: list[ViewWorker]) -> None:
         timeouts = self._settings.timeouts

@@ -301,6 +301,13 @@ class _Connection(asyncio.Protocol):
             self._keep = self._parser.should_keep_alive()  # the parser forgets it after this
 
 
+def check_url(url: str) -> None:
+    """Raises ValueError for what `Upstream` cannot call."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
+        raise ValueError("is no http address")
+
+
 class Upstream:
     """Connections to one base URL (http, or https with the system's trust)."""
 

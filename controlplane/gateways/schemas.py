@@ -1,6 +1,7 @@
 """Gateways: how they read the cluster and report to the control plane."""
 
 from datetime import datetime
+from typing import Annotated
 
 from pydantic import Field
 
@@ -9,7 +10,7 @@ from controlplane.fleet.schemas import Worker
 from controlplane.models.schemas import Model
 from controlplane.nodes.schemas import Node
 from controlplane.policies.schemas import PolicyRevision
-from controlplane.schema_base import Page, Schema
+from controlplane.schema_base import MAX_INTEGER, Page, Schema
 
 HISTOGRAM_BOUNDS_SECONDS: tuple[float, ...] = (
     0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.75,
@@ -84,9 +85,9 @@ class GatewayStats(Schema):
 class GatewayReport(Schema):
     """Body of POST /api/v1/gateways/{id}/report, every 250 to 1000 ms."""
 
-    url: str
-    pid: int
-    view_revision: int
+    url: Annotated[str, Field(max_length=2000)]
+    pid: Annotated[int, Field(ge=0, le=MAX_INTEGER)]
+    view_revision: Annotated[int, Field(ge=0, le=MAX_INTEGER)]
     stats: GatewayStats
     decisions: list[Decision] = Field(default=[], max_length=1000)
 

@@ -1,6 +1,10 @@
 """Models that the cluster serves."""
 
-from controlplane.schema_base import Page, Schema
+from typing import Annotated
+
+from pydantic import Field
+
+from controlplane.schema_base import MAX_INTEGER, Page, Schema
 
 
 class Model(Schema):
@@ -16,9 +20,9 @@ class Model(Schema):
 class ModelRegistration(Schema):
     """Body of PUT /api/v1/models/{id}."""
 
-    path: str
-    max_model_len: int | None = None
-    kv_bytes_per_token: int | None = None
+    path: Annotated[str, Field(max_length=4096)]
+    max_model_len: Annotated[int, Field(ge=1, le=MAX_INTEGER)] | None = None
+    kv_bytes_per_token: Annotated[int, Field(ge=0, le=MAX_INTEGER)] | None = None
 
 
 class ModelList(Page):

@@ -1,11 +1,11 @@
 """Nodes: a machine with one agent and its KV pool."""
 
 from datetime import datetime
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
-from controlplane.schema_base import Page, Schema
+from controlplane.schema_base import MAX_INTEGER, Page, Schema
 
 NodeState = Literal["ready", "stale", "lost"]
 """ready: heartbeat younger than 3 s; stale: younger than 10 s; lost: older."""
@@ -41,8 +41,8 @@ class Heartbeat(Schema):
     new `LegReport`s since the last acknowledged heartbeat, bounded.
     """
 
-    incarnation: int
-    events_endpoint: str = ""
+    incarnation: Annotated[int, Field(ge=0, le=MAX_INTEGER)]
+    events_endpoint: Annotated[str, Field(max_length=2000)] = ""
     pool_stats: dict[str, object] | None = None
     leg_reports: list[dict[str, object]] = Field(default=[], max_length=2000)
     acknowledged_commands: list[str] = Field(default=[], max_length=100)

@@ -58,8 +58,12 @@ class Heartbeat:
             response = await client.post(self._url, content=body, headers=headers)
             response.raise_for_status()
             reply = msgspec.json.decode(response.content, type=HeartbeatReply)
+        except httpx2.HTTPStatusError as error:
+            answer = error.response
+            self._note_failure(f"{answer.status_code} {answer.text[:300]}")
+            return
         except (httpx2.HTTPError, msgspec.MsgspecError, OSError) as error:
-            self._note_failure(error)
+            self._note_failure(str(error))
             return
         if self._failures:
             _log.info("control_plane_back after_failures=%d", self._failures)
@@ -68,7 +72,7 @@ class Heartbeat:
         node.take_commands(reply.commands)
         node.apply_cache_policy(reply.cache_policy)
 
-    def _note_failure(self, error: Exception) -> None:
+    def _note_failure(self, error: str) -> None:
         self._failures += 1
         if self._failures & (self._failures - 1) == 0:  # 1, 2, 4, 8, ...: no flood
             _log.warning(
@@ -110,14 +114,17 @@ def _hex(value: Any) -> Any:
 
 
 def _authorization(token_file: Path | None) -> dict[str, str]:
-    """Read each time: the control plane may write the file after our start."""
+    """Read each time: the control plane may write the file after our start.
+
+    A file that holds no token gives no header: the control plane says no, and the node serves on.
+    """
     if token_file is None:
         return {}
     try:
-        token = token_file.read_text().strip()
-    except OSError:
+        token = token_file.read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
         return {}
-    return {"authorization": f"Bearer {token}"} if token else {}
+    return {"authorization": f"Bearer {token}"} if token and token.isprintable() else {}
 
 
 def _drop_sent(node: Node, reports: list[LegReport], acknowledged: list[str]) -> None:

@@ -141,14 +141,23 @@ def end_cluster(home: Home, progress: Progress) -> bool:
         supervisor = ProcessIdentity(state.pid, state.start_ticks)
     if supervisor.is_alive():
         os.kill(supervisor.pid, signal.SIGTERM)
-        deadline = time.monotonic() + DOWN_SECONDS
-        while supervisor.is_alive() and time.monotonic() < deadline:
-            time.sleep(POLL_SECONDS)
-        if supervisor.is_alive():
+        if not _until_gone(supervisor):
             progress.say(f"the supervisor did not end within {DOWN_SECONDS:.0f} s and is killed")
             os.kill(supervisor.pid, signal.SIGKILL)
-    end_leftovers(home)
+            _until_gone(supervisor)
+    try:
+        with _only_one(home):
+            end_leftovers(home)
+    except AlreadyRunningError:
+        pass  # another `up` has begun meanwhile: what it finds it ends, and what runs now is its own
     return True
+
+
+def _until_gone(process: ProcessIdentity) -> bool:
+    deadline = time.monotonic() + DOWN_SECONDS
+    while process.is_alive() and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+    return not process.is_alive()
 
 
 def end_leftovers(home: Home) -> int:
@@ -177,7 +186,10 @@ def _only_one(home: Home) -> Iterator[None]:
         except BlockingIOError:
             raise AlreadyRunningError(home, read_state(home.state_file)) from None
         write_holder(file)
-        yield
+        try:
+            yield
+        finally:
+            file.truncate(0)
 
 
 async def _supervise(plan: ClusterPlan, progress: Progress) -> None:
@@ -193,16 +205,19 @@ def _follow_start(child: subprocess.Popen[bytes], home: Home, log_file: Path, of
     """Pass the background process's lines on until it is ready or gone."""
     progress = make_progress()
     last = f"it ended without a word; look into {log_file}"
+    own = ""  # of two that start at once both write to this file; errors are the loser's alone
     while True:
         ended = child.poll() is not None
         state = read_state(home.state_file)
         lines, offset = _new_lines(log_file, offset)
         for line in lines:
             last = line
-            if not line.startswith(OWN_ERROR):  # that one is raised
+            if line.startswith(OWN_ERROR):  # that one is raised
+                own = line
+            else:
                 progress.say(line)
         if ended and child.returncode != 0:
-            raise BackgroundError(last.removeprefix(OWN_ERROR), child.returncode)
+            raise BackgroundError((own or last).removeprefix(OWN_ERROR), child.returncode)
         if ended or (state is not None and state.pid == child.pid and state.state == "ready"):
             return
         time.sleep(POLL_SECONDS)

@@ -60,6 +60,17 @@ async def test_drained_workers_get_nothing_new(rig: Any) -> None:
     assert (len(rig.seen("p1")), len(rig.seen("d2"))) == (0, 0)
 
 
+@pytest.mark.parametrize("url", ["", "u", "http://x:99999", "http://[::1"])
+async def test_one_workers_bad_address_keeps_no_news_away(rig: Any, url: str) -> None:
+    await rig.start()
+    view = rig.make_view()
+    (last,) = view["workers"][-1:]
+    view["workers"].append({**last, "id": "w9", "url": url})
+    await rig.publish(**view)
+    assert "w9" not in rig.gateway.cluster.workers
+    assert (await rig.complete(prompt="hello")).status_code == 200
+
+
 async def test_a_model_specific_policy_goes_first(rig: Any) -> None:
     default = rig.policy("slo", 1, mode="enforce", max_ttft_ms=1)
     own = {**rig.policy("slo", 9, mode="off"), "scope": "tiny"}

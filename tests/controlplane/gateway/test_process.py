@@ -13,6 +13,9 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from controlplane.gateway.__main__ import main, settings_from
+from workers.core.errors import ConfigError
+
 MAX_RSS_BYTES = 150 * 1024 * 1024
 
 
@@ -66,12 +69,27 @@ def test_it_serves_within_its_memory_and_drains(tmp_path: Path, tokenizer_folder
     (["--static", "/nowhere.json"], "--static = '/nowhere.json': no cluster view can be read"),
     (["--token-file", "/nowhere"], "--token-file = '/nowhere': cannot be read"),
     (["--model", "m"], "Write --model name=/folder."),
+    (["--port", "99999"], "--port = 99999: is not between 0 and 65535"),
+    (["--idle-timeout", "nan"], "--idle-timeout = nan: is not between"),
+    (["--max-body-bytes", "-5"], "--max-body-bytes = -5: is not between"),
+    (["--control-plane", "http://x:99999"], "--control-plane = 'http://x:99999': is no http address"),
 ])  # fmt: skip
-def test_settings_that_cannot_work_exit_2(arguments: list[str], says: str) -> None:
-    process = start("--port", "0", *arguments)
-    _, error = process.communicate(timeout=60)
-    assert process.returncode == 2
-    assert says in error.decode()
+def test_settings_that_cannot_work_exit_2(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str], says: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("controlplane.gateway.__main__.die_with_parent", lambda: None)
+    monkeypatch.setattr("structlog.configure", lambda **_: None)
+    assert main(["--port", "0", *arguments]) == 2
+    assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", "ü".encode(), b"two\nlines"])
+def test_a_token_file_that_holds_none_exits_2(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "token"
+    path.write_bytes(content)
+    with pytest.raises(ConfigError, match="--token-file"):
+        settings_from(["--token-file", str(path)])
 
 
 def test_a_taken_port_exits_1_and_names_the_way_out() -> None:

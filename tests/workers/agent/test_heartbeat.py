@@ -3,6 +3,7 @@
 import json
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,9 @@ class ControlPlane:
         handler.send_header("content-length", str(len(answer)))
         handler.end_headers()
         handler.wfile.write(answer)
+
+    def has(self, num_requests: int) -> bool:
+        return len(self.requests) >= num_requests
 
     def close(self) -> None:
         self.server.shutdown()
@@ -114,6 +118,26 @@ class TestHeartbeat:
         assert len(bytes.fromhex(namespaces[0]["digest"])) == 32
         assert beat.events_endpoint == f"unix:{agent.socket}"
         assert control_plane.requests[-1][1] == "Bearer secret"
+
+    def test_a_broken_token_file_ends_no_agent(
+        self,
+        control_plane: ControlPlane,
+        make_agent: Callable[..., Any],
+        tmp_path: Path,
+        eventually: Eventually,
+    ) -> None:
+        token = tmp_path / "token"
+        agent = make_agent(*beating(control_plane), "--token-file", str(token))
+        for content in (b"\xff\xfe", "ü".encode(), b"two\nlines"):
+            token.write_bytes(content)
+            if not control_plane.requests:
+                agent.start()
+            wanted = len(control_plane.requests) + 2
+            eventually(partial(control_plane.has, wanted))
+            assert control_plane.requests[-1][1] is None
+        token.write_text("secret\n")
+        eventually(lambda: control_plane.requests[-1][1] == "Bearer secret")
+        assert agent.worker("p1").lookup(b"", []).num_held == 0
 
     def test_control_plane_down_loses_no_report_and_stops_nothing(
         self, control_plane: ControlPlane, make_agent: Callable[..., Any], eventually: Eventually

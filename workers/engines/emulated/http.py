@@ -76,7 +76,10 @@ Handler = Callable[[Exchange], Awaitable[None]]
 class Connection(asyncio.Protocol):
     """One client connection; requests on it are answered in order."""
 
-    def __init__(self, handler: Handler, connections: set["Connection"]) -> None:
+    def __init__(
+        self, handler: Handler, connections: set["Connection"], is_open: Callable[[], bool]
+    ) -> None:
+        self._is_open = is_open
         self._handler = handler
         self._connections = connections
         self._parser = httptools.HttpRequestParser(self)
@@ -94,6 +97,8 @@ class Connection(asyncio.Protocol):
         self._transport = cast("asyncio.Transport", transport)
         self._connections.add(self)
         self.writable.set()
+        if not self._is_open():  # it was on its way in while the server stopped
+            self._transport.abort()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
@@ -179,13 +184,15 @@ class Server:
         self._handler = handler
         self._connections: set[Connection] = set()
         self._server: asyncio.Server | None = None
+        self._open = False
         self.port = 0
 
     async def start(self, host: str, port: int) -> None:
         """Listen; `port` 0 takes a free one (then see `self.port`)."""
         loop = asyncio.get_running_loop()
+        self._open = True
         self._server = await loop.create_server(
-            lambda: Connection(self._handler, self._connections), host, port
+            lambda: Connection(self._handler, self._connections, lambda: self._open), host, port
         )
         self.port = self._server.sockets[0].getsockname()[1]
 
@@ -193,6 +200,7 @@ class Server:
         """Stop listening and cut what is connected. Idempotent."""
         if self._server is None:
             return
+        self._open = False
         self._server.close()
         for connection in list(self._connections):
             connection.abort()
