@@ -47,6 +47,9 @@ def run(argv: list[str]) -> int:
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         return EXIT_FAILURE
+    except OSError as error:  # a full disk, a folder without rights
+        where = f"{error.filename}: " if error.filename else ""
+        return _fail(f"{where}{error.strerror or error}", EXIT_FAILURE)
     return result if isinstance(result, int) else 0
 
 

@@ -63,6 +63,16 @@ def check_model_files(folder: str) -> None:
     for name in ("config.json", "tokenizer.json"):
         if not (Path(folder) / name).is_file():
             raise ConfigError("model", folder, f"has no {name}", "Give a whole model folder.")
+        if not _is_object(Path(folder) / name):
+            what = f"has a {name} that is no JSON object"
+            raise ConfigError("model", folder, what, "Copy or prepare the model again.")
+
+
+def _is_object(path: Path) -> bool:
+    try:
+        return isinstance(json.loads(path.read_bytes()), dict)
+    except (OSError, ValueError):
+        return False
 
 
 def check_model_length(folder: str, max_model_len: int) -> None:

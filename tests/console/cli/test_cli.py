@@ -94,6 +94,17 @@ def test_our_errors_are_one_line(
     assert capsys.readouterr().err == f"perilune: {error}\n"
 
 
+def test_what_the_system_refuses_is_one_line(
+    verb: typer.Typer, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @verb.command("write")
+    def write() -> None:
+        Path("/proc/nothing").write_text("")
+
+    assert run("write") == 1
+    assert capsys.readouterr().err == "perilune: /proc/nothing: No such file or directory\n"
+
+
 def test_a_verb_decides_its_exit_code(verb: typer.Typer) -> None:
     @verb.command("leave")
     def leave() -> None:

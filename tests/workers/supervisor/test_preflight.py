@@ -75,6 +75,16 @@ def test_a_model_folder_without_tokenizer(tmp_path: Path) -> None:
         preflight.check_model_files(str(tmp_path))
 
 
+@pytest.mark.parametrize("name", ["config.json", "tokenizer.json"])
+@pytest.mark.parametrize("content", ["{", "[]", "", "\0"])
+def test_a_damaged_model_folder(tmp_path: Path, name: str, content: str) -> None:
+    for each in ("config.json", "tokenizer.json"):
+        (tmp_path / each).write_text("{}")
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ConfigError, match=f"has a {name} that is no JSON object"):
+        preflight.check_model_files(str(tmp_path))
+
+
 def test_a_context_longer_than_the_models(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"max_position_embeddings": 8192}')
     preflight.check_model_length(str(tmp_path), 8192)
