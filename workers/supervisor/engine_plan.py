@@ -28,6 +28,9 @@ class WorkerPlace:
     port: int
     cores: list[int]
     agent_socket: Path
+    gpu: int | None = None
+    gpu_sharers: int = 1  # workers on that GPU, this one included
+    starts_after: str = ""  # the worker before it on that GPU: an engine measures free memory
 
 
 def emulated_worker(settings: Settings, model: ResolvedModel, place: WorkerPlace) -> Launch:
@@ -64,7 +67,7 @@ def vllm_worker(settings: Settings, model: ResolvedModel, place: WorkerPlace) ->
         max_model_len=settings.max_model_len,
         max_num_batched_tokens=role.max_num_batched_tokens or DEFAULT_BATCHED_TOKENS,
         kv_cache_gib=settings.kv_cache_gib,
-        gpu_memory_utilization=DEFAULT_GPU_SHARE[place.role] if share is None else share,
+        gpu_memory_utilization=_gpu_share(place) if share is None else share,
         cpu_binding=as_list(place.cores),
         agent_socket=str(place.agent_socket),
         block_tokens=settings.block_tokens,
@@ -74,7 +77,15 @@ def vllm_worker(settings: Settings, model: ResolvedModel, place: WorkerPlace) ->
         dev_mode=settings.dev_mode,
         extra_args=_engine_arguments(role),
     )
-    return tuple(spec.command()), spec.environment()
+    environment = spec.environment()
+    if place.gpu is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = str(place.gpu)
+    return tuple(spec.command()), environment
+
+
+def _gpu_share(place: WorkerPlace) -> float:
+    """The role's usual share of a GPU's memory, divided among those who share the GPU."""
+    return round(DEFAULT_GPU_SHARE[place.role] / place.gpu_sharers, 3)
 
 
 def _engine_arguments(role: RoleSettings) -> tuple[str, ...]:

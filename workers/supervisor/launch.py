@@ -89,7 +89,7 @@ def prepare(settings: Settings, progress: Progress) -> ClusterPlan:
     """Every check that needs no process of ours, then the plan. Raises ConfigError."""
     if settings.engine == "vllm":
         facts = probe_engine(settings.engine_python)
-        settings = replace(settings, device=facts.device)
+        settings = replace(settings, device=facts.device, num_gpus=facts.num_gpus)
         preflight.check_compiler(facts.device)
     engine_block = preflight.engine_block_tokens(settings)
     preflight.check_block_tokens(settings.block_tokens, engine_block)

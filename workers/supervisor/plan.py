@@ -16,6 +16,8 @@ from workers.supervisor.home import SHM
 from workers.supervisor.ports import Ports
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from workers.models.resolve import ResolvedModel
     from workers.supervisor.settings import Settings
 
@@ -143,6 +145,7 @@ def _places(settings: Settings, ports: Ports) -> list[WorkerPlace]:
         *((f"d{index + 1}", "decode") for index in range(settings.decode.count)),
     ]
     shares = split_cores(sorted(os.sched_getaffinity(0)), len(roles))
+    gpus = [index % settings.num_gpus if settings.num_gpus else None for index in range(len(roles))]
     return [
         WorkerPlace(
             worker_id=worker_id,
@@ -150,9 +153,20 @@ def _places(settings: Settings, ports: Ports) -> list[WorkerPlace]:
             port=port,
             cores=cores,
             agent_socket=settings.home.agent_socket(NODE_ID),
+            gpu=gpus[index],
+            gpu_sharers=gpus.count(gpus[index]),
+            starts_after=_previous_on(gpus, index, roles),
         )
-        for (worker_id, role), port, cores in zip(roles, ports.workers, shares, strict=True)
+        for index, ((worker_id, role), port, cores) in enumerate(
+            zip(roles, ports.workers, shares, strict=True)
+        )
     ]
+
+
+def _previous_on(gpus: list[int | None], index: int, roles: Sequence[tuple[str, str]]) -> str:
+    """The worker placed before on the same GPU; "" on CPU or where there is none."""
+    before = [i for i in range(index) if gpus[i] is not None and gpus[i] == gpus[index]]
+    return f"worker-{roles[before[-1]][0]}" if before else ""
 
 
 def _worker(settings: Settings, model: ResolvedModel, place: WorkerPlace) -> Component:
@@ -174,7 +188,7 @@ def _worker(settings: Settings, model: ResolvedModel, place: WorkerPlace) -> Com
             hang_seconds=120.0,
             grace_seconds=25.0 if is_vllm else 5.0,
         ),
-        after=(f"agent-{NODE_ID}",),
+        after=(f"agent-{NODE_ID}", *([place.starts_after] if place.starts_after else [])),
         loading_markers=("Starting to load model", "Initializing a V1 LLM engine"),
         worker=WorkerIdentity(
             worker_id=place.worker_id,

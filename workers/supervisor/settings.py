@@ -53,6 +53,7 @@ class Settings:
     max_model_len: int = 8192
     nodes: int = 1
     device: Literal["cpu", "cuda"] = "cpu"  # found by asking the engine's environment
+    num_gpus: int = 0  # likewise
     dev_mode: bool = False
     policies: dict[str, dict[str, object]] = field(default_factory=dict)
 

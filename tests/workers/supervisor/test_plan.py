@@ -63,6 +63,24 @@ def test_vllm_workers_carry_their_settings(tmp_path: Path) -> None:
     assert prefill.environment["VLLM_CPU_KVCACHE_SPACE"] == "1"
 
 
+@pytest.mark.parametrize(
+    ("num_gpus", "gpus", "shares", "after"),
+    [
+        (1, ["0", "0", "0"], ["0.3", "0.283", "0.283"], ["", "worker-p1", "worker-d1"]),
+        (2, ["0", "1", "0"], ["0.45", "0.85", "0.425"], ["", "", "worker-p1"]),
+        (4, ["0", "1", "2"], ["0.9", "0.85", "0.85"], ["", "", ""]),
+    ],
+)
+def test_workers_share_the_gpus_that_there_are(
+    tmp_path: Path, num_gpus: int, gpus: list[str], shares: list[str], after: list[str]
+) -> None:
+    workers = plan_of(tmp_path, device="cuda", num_gpus=num_gpus).workers
+    assert [each.environment["CUDA_VISIBLE_DEVICES"] for each in workers] == gpus
+    assert [option(each.command, "--gpu-memory-utilization") for each in workers] == shares
+    waits = [[name for name in each.after if name != "agent-n1"] for each in workers]
+    assert waits == [[name] if name else [] for name in after]
+
+
 def test_emulated_workers_use_the_pool(tmp_path: Path) -> None:
     worker = plan_of(tmp_path, engine="emulated").workers[1]
     assert option(worker.command, "--worker") == "d1:decode:8102"
