@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from workers.core.numbers import duration
+
 SloMode = Literal["off", "observe", "enforce"]
 
 
@@ -66,8 +68,8 @@ def _broken(
     slo: Slo, what: Literal["ttft", "tbt"], value: float, limit: float, predicted: Predicted
 ) -> Admission:
     reason = (
-        f"predicted {what.upper()} {value * 1000:.0f} ms breaks the SLO of {limit * 1000:g} ms"
-        f" by {(value - limit) * 1000:.0f} ms"
+        f"predicted {what.upper()} {duration(value)} breaks the SLO of {duration(limit)}"
+        f" by {duration(value - limit)}"
     )
     if slo.mode == "observe":
         return Admission(admitted=True, reason=reason, breaks=what)

@@ -5,6 +5,8 @@ from typing import Protocol
 
 import msgspec
 
+from workers.core.numbers import duration
+
 DEFAULT_BALANCING_THRESHOLD = 1.25
 
 
@@ -183,7 +185,7 @@ def _verdict(
 ) -> str:
     if broken_slo_seconds is not None:
         over = priced.ttft_seconds - broken_slo_seconds
-        return f"breaks TTFT SLO by {over * 1000:.0f} ms" if over > 0 else "breaks the SLO"
+        return f"breaks TTFT SLO by {duration(over)}" if over > 0 else "breaks the SLO"
     if priced is winner:
         return "chosen"
     if by_turn:
@@ -196,7 +198,7 @@ def _verdict(
     }
     if slower <= 0:
         return "equal: more running or a later id"
-    return f"{slower * 1000:.0f} ms slower: {max(terms, key=terms.__getitem__)}"
+    return f"{duration(slower)} slower: {max(terms, key=terms.__getitem__)}"
 
 
 def _decode_rank(option: DecodeOption) -> tuple[float, float, str]:
@@ -208,4 +210,5 @@ def _decode_verdict(option: DecodeOption, chosen: str) -> str:
         return "chosen"
     if option.running >= option.cap:
         return f"full: {option.running} of {option.cap} run"
-    return f"busier: {option.running} of {option.cap} run"
+    word = "busier" if chosen else "free"  # nobody is chosen for a request that is rejected
+    return f"{word}: {option.running} of {option.cap} run"

@@ -19,7 +19,7 @@ def test_modes(mode: str, admitted: bool, says: bool) -> None:
 
 def test_reason_names_value_limit_and_difference() -> None:
     verdict = admit(Slo("enforce", max_ttft_seconds=0.001), LATE)
-    assert verdict.reason == "predicted TTFT 2310 ms breaks the SLO of 1 ms by 2309 ms"
+    assert verdict.reason == "predicted TTFT 2.31 s breaks the SLO of 1 ms by 2.31 s"
     assert verdict.breaks == "ttft"
 
 
