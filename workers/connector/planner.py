@@ -107,6 +107,7 @@ class _Request:
     pool_hit_tokens: int = 0
     holds_pins: bool = False
     loads: list[LoadResult] = field(default_factory=list)
+    stores_under_way: int = 0
     stored_blocks: int = 0
     stored_bytes: int = 0
 
@@ -118,6 +119,8 @@ class Planner:
         self._settings = settings
         self._pool = pool
         self._requests: dict[str, _Request] = {}
+        # Ended, but the worker half has not yet said what the last step stored.
+        self._ended: dict[str, _Request] = {}
         self._loads: list[LoadOrder] = []
         # Blocks that a step in flight reads: nobody else may take them from the device's cache
         # until they are verified. (request, attempt) -> (since, hashes)
@@ -261,6 +264,7 @@ class Planner:
 
     def step(self, scheduled: Sequence[Scheduled]) -> StepOrders:
         """Orders for the step that computes `scheduled`."""
+        self._report_ended()
         loads, self._loads = tuple(self._loads), []
         stores = [self._plan_store(part) for part in scheduled]
         return StepOrders(loads, tuple(store for store in stores if store is not None))
@@ -282,6 +286,7 @@ class Planner:
         if end <= start:
             return None
         state.store_from = end
+        state.stores_under_way += 1
         per_block = self._settings.pages_per_block
         return StoreOrder(
             request_id=part.request_id,
@@ -316,9 +321,12 @@ class Planner:
             if load.first_failed >= 0 and load.attempt == state.attempt:
                 spoiled.update(self._after_failed_load(state, load))
         for store in results.stores:
-            if state := self._requests.get(store.request_id):
+            ended = self._ended.get(store.request_id)
+            if state := self._requests.get(store.request_id, ended):
+                state.stores_under_way -= 1
                 state.stored_blocks += store.stored_blocks
                 state.stored_bytes += store.stored_bytes
+        self._report_ended()
         return spoiled
 
     def _after_failed_load(self, state: _Request, load: LoadResult) -> list[int]:
@@ -348,9 +356,17 @@ class Planner:
         self._unpin(state)
         if state.info.skip:
             return None
-        if state.was_allocated:
+        if state.was_allocated and state.stores_under_way > 0:
+            self._ended[request_id] = state
+        elif state.was_allocated:
             self._pool.report(self._leg_report(state))
         return reply
+
+    def _report_ended(self) -> None:
+        """vLLM ends a request before it hands over the same step's results: these have come."""
+        ended, self._ended = self._ended, {}
+        for state in ended.values():
+            self._pool.report(self._leg_report(state))
 
     def _forget_unsent(self, request_id: str) -> None:
         """An end before the step went out leaves nothing for the worker half to do."""

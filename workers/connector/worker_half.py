@@ -173,10 +173,11 @@ class WorkerHalf:
         if self._session is None:
             return
         for order in orders.stores:
+            result = StoreResult(order.request_id)
             if (order.request_id, order.attempt) in self._poisoned:
+                self._results.stores.append(result)  # the scheduler half waits for a word
                 continue
             began = time.perf_counter()
-            result = StoreResult(order.request_id)
             self._store_run(order, result)
             if not order.owner.startswith("transfer:"):
                 # No leg waits for these blocks: the writing goes on without pins.

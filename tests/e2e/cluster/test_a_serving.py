@@ -89,6 +89,7 @@ class TestLegs:
             parts = ("device_hit_tokens", "pool_hit_tokens", "computed_tokens")
             assert sum(leg[part] for part in parts) == leg["prompt_tokens"] == prompt_tokens
         assert record["decode_leg"]["observed"] == "layer"
+        assert record["prefill_leg"]["stored_blocks"] == prompt_tokens // BLOCK_TOKENS
 
     def test_a15_cached_tokens_is_never_what_decode_loaded(self, live: LiveCluster) -> None:
         reply = live.complete(LONG[1].text, max_tokens=4)

@@ -282,6 +282,7 @@ class TestLoads:
         _, orders = admit(planner, make_info(40))
         planner.apply(loaded(orders, failed=[1]))
         planner.finish("r1", completed=True)
+        planner.step([])
         (report,) = pool.reports
         assert (report.pool_hit_tokens, report.computed_tokens) == (8, 32)
         assert (report.loaded_blocks, report.failed_blocks) == (2, 1)
@@ -410,6 +411,24 @@ class TestEnds:
         assert report.pool_hit_tokens == 16
         assert report.computed_tokens == 9
         assert (report.stored_blocks, report.stored_bytes) == (1, 10)
+
+    def test_what_the_last_step_stored_is_in_the_report(self, planner, pool, make_info):
+        _, orders = admit(planner, make_info(41, transfer_id="t", leg="prefill"))
+        planner.finish("r1", completed=True)
+        assert pool.reports == []
+        results = loaded(orders)
+        results.stores.append(StoreResult("r1", stored_blocks=5, stored_bytes=50))
+        planner.apply(results)
+        (report,) = pool.reports
+        assert (report.stored_blocks, report.stored_bytes) == (5, 50)
+        planner.step([])
+        assert len(pool.reports) == 1
+
+    def test_a_store_without_a_word_delays_a_report_by_one_step(self, planner, pool, make_info):
+        admit(planner, make_info(41, transfer_id="t", leg="prefill"))
+        planner.finish("r1", completed=True)
+        planner.step([])
+        assert len(pool.reports) == 1
 
     def test_a_request_that_never_ran_is_not_reported(self, planner, pool, make_info):
         planner.add(make_info(40))
