@@ -19,7 +19,7 @@ from workers.core.numbers import duration
 
 RIGHT = frozenset({
     "AGE", "RESTARTS", "USED", "CAPACITY", "PINNED", "WRITE QUEUE", "BLOCK", "RUN", "WAIT", "RSS",
-    "PROMPT", "HIT %", "TTFT", "TBT P95", "TRANSFERS", "BYTES", "SECONDS", "P50", "P95", "FAILURES",
+    "PROMPT", "HIT %", "TTFT", "SUM", "TBT P95", "TRANSFERS", "BYTES", "SECONDS", "P50", "P95", "FAILURES",
     "PREDICTED", "MEASURED", "OWN", "T_QUEUE", "T_TRANSFER", "T_PREFILL", "RUNNING", "PRED. TBT",
     "DEVICE HIT", "POOL HIT", "COMPUTED", "LOADED", "STORED", "KV WAIT",
 })  # fmt: skip
@@ -265,7 +265,7 @@ def _phases(d: Decision) -> str:
 
 
 def _prefill(d: Decision) -> str:
-    head = ("PREFILL", "OWN", "USED", "T_QUEUE", "T_TRANSFER", "T_PREFILL", "TTFT", "VERDICT")
+    head = ("PREFILL", "OWN", "USED", "T_QUEUE", "T_TRANSFER", "T_PREFILL", "SUM", "VERDICT")
     rows = [
         (
             ("> " if c.worker_id == d.prefill_worker else "  ") + c.worker_id,

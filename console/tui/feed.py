@@ -20,6 +20,7 @@ MATRIX_SECONDS = 5.0
 ROWS_SECONDS = 2.0
 SERIES_SECONDS = 10.0
 REFUSED_PAUSE_SECONDS = 10.0
+LOAD_RETRY_SECONDS = 1.0
 SNAPSHOT_ROWS = 200
 
 
@@ -128,7 +129,10 @@ class Feed:
                 await self._load()
             except ClientError as error:
                 if isinstance(error, UnreachableError):
-                    continue  # the stream notices too, and asks again once it is back
+                    # One slow answer may fail while the stream stays up: nobody else asks again.
+                    await asyncio.sleep(LOAD_RETRY_SECONDS)
+                    self._reload.set()
+                    continue
                 self._lost(str(error), None)
 
     async def _load(self) -> None:

@@ -216,7 +216,7 @@ PREFILL_COLUMNS = (
     Column("queue", "T_QUEUE", 9, "right"),
     Column("transfer", "T_TRANSFER", 10, "right", drop=1),
     Column("prefill", "T_PREFILL", 9, "right"),
-    Column("ttft", "TTFT", 9, "right"),
+    Column("ttft", "SUM", 9, "right"),
     Column("verdict", "VERDICT", 22, grow=True),
 )
 DECODE_COLUMNS = (

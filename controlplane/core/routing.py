@@ -133,7 +133,8 @@ def prefill_candidates(
 ) -> list[PrefillCandidate]:
     """Every candidate's terms, the chosen one first, with the reason in words.
 
-    `broken_slo_seconds` is the TTFT bound that led to a rejection, if one did.
+    `broken_slo_seconds` is what the TTFT bound that led to a rejection leaves for these terms:
+    the bound without handover and first decode step.
     """
     return [
         PrefillCandidate(

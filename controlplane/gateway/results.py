@@ -22,7 +22,7 @@ def new_decision(asked: Asked, plan: Plan, gateway_id: str, planned_at: float) -
     admitted = plan.admission.admitted
     first = plan.free_decode[0].worker_id if admitted and plan.free_decode else ""
     own_id = asked.request.headers.get(b"x-request-id", b"")[:200].decode("latin-1")
-    slo = None if admitted else plan.policies.slo.max_ttft_seconds
+    slo = None if admitted else _bound_of_prefill(plan)
     return Decision(
         request_id=asked.request_id,
         at=datetime.now(UTC) - timedelta(seconds=planned_at - asked.request.received_at),
@@ -43,6 +43,14 @@ def new_decision(asked: Asked, plan: Plan, gateway_id: str, planned_at: float) -
         decode_candidates=decode_candidates(plan.decode, first),
         predicted_ttft_seconds=plan.predicted_ttft_seconds,
     )
+
+
+def _bound_of_prefill(plan: Plan) -> float:
+    """The TTFT bound less what comes after prefill, which is alike for every candidate."""
+    after = 0.0
+    if plan.prefill and plan.predicted_ttft_seconds is not None:
+        after = max(0.0, plan.predicted_ttft_seconds - plan.prefill[0].ttft_seconds)
+    return plan.policies.slo.max_ttft_seconds - after
 
 
 def read_reply(decision: Decision, body: bytes, cached_tokens: int | None) -> bytes:
