@@ -6,7 +6,12 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from console.viewmodel import numbers
-from workers.supervisor.procfs import ProcessIdentity, own_memory_bytes, session_memory_bytes
+from workers.supervisor.procfs import (
+    ProcessIdentity,
+    find_processes,
+    own_memory_bytes,
+    session_memory_bytes,
+)
 from workers.supervisor.state_file import ComponentState, read_holder, read_state
 
 if TYPE_CHECKING:
@@ -23,7 +28,8 @@ def collect(home: Home) -> dict[str, Any]:
     Keys: `cluster`, `state` (ready, starting, stopping, down, unknown), `data`, `model`, `engine`,
     `emulated`, `uptime_seconds`, `urls`, `control_plane` (its /health, or null), `supervisor`,
     `slab_paths`, and `components`, each with `name`, `kind`, `pid`, `state`, `rss_bytes`,
-    `restarts`, `age_seconds`, `url`, `log_file`, `last_error`. Unknown is null.
+    `restarts`, `age_seconds`, `url`, `log_file`, `last_error`; `consoles` are the terminal consoles
+    open on this machine (`pid`, `rss_bytes`). Unknown is null.
     """
     state = read_state(home.state_file)
     if state is None or not ProcessIdentity(state.pid, state.start_ticks).is_alive():
@@ -43,6 +49,9 @@ def collect(home: Home) -> dict[str, Any]:
         "supervisor": {"pid": state.pid, "rss_bytes": own_memory_bytes(state.pid)},
         "slab_paths": state.slab_paths,
         "components": [_component(each, now) for each in state.components],
+        "consoles": [
+            {"pid": pid, "rss_bytes": own_memory_bytes(pid)} for pid in find_processes(_is_console)
+        ],
     }
 
 
@@ -109,6 +118,17 @@ def _component(component: ComponentState, now: float) -> dict[str, Any]:
         "log_file": component.log_file,
         "last_error": component.last_error,
     }
+
+
+def _is_console(command: list[str]) -> bool:
+    """Is this `perilune console`, under whichever name Python runs it?"""
+    for place, word in enumerate(command[:-1]):
+        is_ours = word.rpartition("/")[2] == "perilune" or command[place - 1 : place + 1] == [
+            "-m", "console",
+        ]  # fmt: skip
+        if is_ours and command[place + 1] == "console":
+            return True
+    return False
 
 
 def _health(url: str) -> dict[str, Any] | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,6 +97,17 @@ def command_line(pid: int) -> str:
     except OSError:
         return ""
     return raw.replace(b"\0", b" ").decode(errors="replace").strip()[:120]
+
+
+def find_processes(matches: Callable[[list[str]], bool]) -> list[int]:
+    """Pids whose arguments match, as far as this user may see."""
+    found = []
+    for pid in _pids():
+        with contextlib.suppress(OSError):
+            raw = (PROC / str(pid) / "cmdline").read_bytes()
+            if matches([word.decode(errors="replace") for word in raw.split(b"\0")]):
+                found.append(pid)
+    return found
 
 
 def listener_of(port: int) -> int | None:

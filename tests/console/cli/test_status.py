@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -11,7 +14,7 @@ import pytest
 
 from console import cli
 from console.follow import follow, tail
-from console.status import collect, render
+from console.status import _is_console, collect, render
 from workers.supervisor.home import Home
 from workers.supervisor.procfs import identify
 from workers.supervisor.state_file import ComponentState, SupervisorState, write_state
@@ -50,6 +53,29 @@ READY = ComponentState("gateway", "gateway", "ready", since=1.0, url="http://127
 FAILED = ComponentState(
     "worker-p1", "worker", "failed", restarts=3, last_error="boom", log_file="/x/p1.log"
 )
+
+
+def test_open_consoles_are_measured(home: Home) -> None:
+    write_state(home.state_file, state_of(READY))
+    # The arguments are what counts; this one waits where a console would draw.
+    code = "import time; time.sleep(60)"
+    command = [sys.executable, "-c", code, "-m", "console", "console", "--url", "http://x"]
+    with subprocess.Popen(command) as process:
+        try:
+            deadline = time.monotonic() + 10
+            while not (found := [c for c in collect(home)["consoles"] if c["pid"] == process.pid]):
+                assert time.monotonic() < deadline
+            assert found[0]["rss_bytes"] > 1_000_000
+        finally:
+            process.kill()
+
+
+def test_what_is_no_console_is_not_counted() -> None:
+    assert _is_console(["/venv/bin/python", "/venv/bin/perilune", "console", "--url", "u"])
+    assert _is_console(["python", "-m", "console", "console"])
+    assert not _is_console(["python", "-m", "console", "up"])
+    assert not _is_console(["perilune", "status"])
+    assert not _is_console(["tmux", "attach", "console"])
 
 
 def test_json_has_stable_keys(home: Home, capsys: pytest.CaptureFixture[str]) -> None:
