@@ -50,10 +50,14 @@ def migrate(url: URL, scripts: Path | None = None) -> str:
     shown = url.render_as_string(hide_password=True)
     head = _single_head(scripts, shown)
     try:
-        with _connect(url) as connection, _lock(url, connection), connection.begin():
+        with _file_lock(url), _connect(url) as connection, _lock(connection), connection.begin():
             _check_known(connection, scripts, shown)
             command.upgrade(alembic_config(connection, scripts), "head")
             _check_foreign_keys(connection, shown)
+    except OSError as error:
+        problem = f"its lock file cannot be written ({error.strerror})"
+        way_out = "Give this user the right to write in the database's folder."
+        raise ConfigError("--database-url", shown, problem, way_out) from error
     except DBAPIError as error:
         problem = f"the database refused: {str(error.orig).strip().splitlines()[0]}"
         way_out = "Check that it runs, that it can be reached and that its disk has room."
@@ -120,11 +124,10 @@ def _connect(url: URL) -> Iterator[Connection]:
 
 
 @contextmanager
-def _lock(url: URL, connection: Connection) -> Iterator[None]:
-    if url.get_backend_name() == "sqlite":
-        assert url.database is not None
-        with _file_lock(Path(url.database + ".migrate.lock")):
-            yield
+def _lock(connection: Connection) -> Iterator[None]:
+    """Postgres' lock; SQLite has a file's, taken before the first connection."""
+    if connection.dialect.name == "sqlite":
+        yield
         return
     with connection.begin():
         connection.execute(text(f"SET lock_timeout = {int(LOCK_WAIT_SECONDS * 1000)}"))
@@ -137,7 +140,13 @@ def _lock(url: URL, connection: Connection) -> Iterator[None]:
 
 
 @contextmanager
-def _file_lock(path: Path) -> Iterator[None]:
+def _file_lock(url: URL) -> Iterator[None]:
+    """Held from before the first connection: making a new file a WAL one waits for nobody."""
+    if url.get_backend_name() != "sqlite":
+        yield
+        return
+    assert url.database is not None
+    path = Path(url.database + ".migrate.lock")
     with path.open("a") as file:
         deadline = time.monotonic() + LOCK_WAIT_SECONDS
         while True:

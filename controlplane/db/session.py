@@ -71,9 +71,9 @@ def prepare_sqlite(engine: Engine, *, foreign_keys: bool = True) -> None:
         connection.isolation_level = None
         cursor = connection.cursor()
         for pragma in (
+            f"busy_timeout={BUSY_TIMEOUT_MS}",  # first: the next one may meet another starter
             "journal_mode=WAL",
             "synchronous=NORMAL",
-            f"busy_timeout={BUSY_TIMEOUT_MS}",
             f"foreign_keys={'ON' if foreign_keys else 'OFF'}",
             "journal_size_limit=16777216",
         ):

@@ -59,6 +59,12 @@ async def test_d11_three_starters_one_migrates(empty_url):
     assert tables(url) == {*Base.metadata.tables, "alembic_version"}
 
 
+def test_a_lock_file_that_cannot_be_opened_is_one_line(tmp_path):
+    (tmp_path / "p.db.migrate.lock").mkdir()
+    with pytest.raises(ConfigError, match="lock file cannot be written"):
+        migrate(make_url(f"sqlite+aiosqlite:///{tmp_path}/p.db"))
+
+
 def _with_extra(folder, name, body):
     """A copy of the scripts and one more."""
     for part in ("env.py", "script.py.mako"):
