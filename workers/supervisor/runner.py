@@ -254,9 +254,10 @@ class Runner:
         kill_at = time.monotonic() + LEFTOVER_GRACE_SECONDS
         give_up_at = kill_at + LEFTOVER_GRACE_SECONDS  # in uninterruptible sleep: not ours to wait
         while session_members(session) and (now := time.monotonic()) < give_up_at:
-            if now >= kill_at:
-                signal_session(session, signal.SIGKILL)
+            if now >= kill_at:  # spares resource trackers: they remove the others' shared memory
+                kill_session(session)
             await asyncio.sleep(TICK_SECONDS)
+        signal_session(session, signal.SIGKILL)
 
     async def _end_at_once(self) -> None:
         self.stop()

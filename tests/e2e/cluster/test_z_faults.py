@@ -98,8 +98,14 @@ def _gone(processes: list[psutil.Process], seconds: float = 15) -> None:
     assert not alive, f"left behind: {[p.cmdline()[:4] for p in alive]}"
 
 
+def _engines_shared_memory() -> set[str]:
+    """What the engines' own processes talk through; their resource trackers remove it."""
+    return {name for name in os.listdir("/dev/shm") if name.startswith("psm_")}
+
+
 def test_decode_worker_killed_mid_stream(live: LiveCluster) -> None:
     expected = _answer(live, PROMPTS[0])
+    shared_before = _engines_shared_memory()
     name = live.target.decode_workers[0]
     before = live.component(f"worker-{name}")
     family = engine_processes(before.pid)
@@ -122,6 +128,7 @@ def test_decode_worker_killed_mid_stream(live: LiveCluster) -> None:
     assert "error" in json.loads(events[-1]), events[-1]
     _gone(family)
     live.wait_ready(f"worker-{name}", before.pid)
+    assert len(_engines_shared_memory()) <= len(shared_before)
     live.wait_routed(name)
     assert wait_for(lambda: _answer(live, PROMPTS[0]), 30, "an answer") == expected
     _no_pins(live)
