@@ -11,7 +11,8 @@ from typing import Annotated
 import typer
 
 from workers.core.errors import ConfigError
-from workers.supervisor.home import Home, default_data_dir
+from workers.data_dir import default_data_dir
+from workers.supervisor.home import Home
 from workers.verbs import register_verbs
 
 DataOption = Annotated[Path | None, typer.Option(help="Data folder; by default $PERILUNE_HOME.")]

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import structlog
 
-from controlplane.client_http import data_dir
 from controlplane.settings import Settings, make_settings
 from workers.core.errors import ConfigError
+from workers.data_dir import default_data_dir
 
 BACKLOG = 1024
 EXIT_FAILED = 1
@@ -117,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--token-file", type=Path, help="default: token in the data folder")
     parser.add_argument("--cluster", default="perilune", help="name of the cluster")
-    parser.add_argument("--data", type=Path, default=data_dir(), help="data folder")
+    parser.add_argument("--data", type=Path, default=default_data_dir(), help="data folder")
     return parser
 
 

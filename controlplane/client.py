@@ -29,7 +29,6 @@ from controlplane.client_http import (
     StreamState,
     UnreachableError,
     check_url,
-    data_dir,
     decode,
     default_url,
     find_token,
@@ -60,7 +59,6 @@ __all__ = [
     "ClientError",
     "StreamState",
     "UnreachableError",
-    "data_dir",
     "default_url",
     "find_token",
 ]

@@ -20,6 +20,7 @@ from pydantic import TypeAdapter, ValidationError
 from controlplane.calls import Call
 from controlplane.schema_base import Problem
 from workers.core.errors import ConfigError, PeriluneError
+from workers.data_dir import default_data_dir
 
 DEFAULT_URL = "http://127.0.0.1:7700"
 TIMEOUT_SECONDS = 10.0
@@ -82,16 +83,10 @@ def check_url(url: str) -> str:
 def _url_of_local_cluster() -> str | None:
     """What `perilune up` wrote down, where it runs on other ports than usual."""
     try:
-        state = json.loads((data_dir() / "run" / "supervisor.json").read_bytes())
+        state = json.loads((default_data_dir() / "run" / "supervisor.json").read_bytes())
         return str(state["control_plane_url"]) or None
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def data_dir() -> Path:
-    """$PERILUNE_HOME, else ~/.local/share/perilune."""
-    home = os.environ.get("PERILUNE_HOME")
-    return Path(home) if home else Path.home() / ".local" / "share" / "perilune"
 
 
 def find_token(data: Path | None = None) -> str | None:
@@ -100,7 +95,7 @@ def find_token(data: Path | None = None) -> str | None:
     if token:
         return token.strip()
     try:
-        return ((data or data_dir()) / "token").read_text(encoding="ascii").strip() or None
+        return ((data or default_data_dir()) / "token").read_text(encoding="ascii").strip() or None
     except (OSError, UnicodeDecodeError):
         return None
 

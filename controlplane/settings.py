@@ -12,9 +12,9 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict
 from sqlalchemy import URL
 
-from controlplane.client_http import data_dir
 from controlplane.db.session import parse_url
 from workers.core.errors import ConfigError
+from workers.data_dir import default_data_dir
 
 TOKEN_PATTERN = re.compile(r"[A-Za-z0-9._~+/=-]{16,512}")
 CLUSTER_PATTERN = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -52,7 +52,7 @@ def make_settings(
     load_pages: bool = True,
 ) -> Settings:
     """Check everything, make the data folder and the token. Raises `ConfigError`."""
-    data = data or data_dir()
+    data = data or default_data_dir()
     if not 0 <= port <= 65535:
         raise ConfigError("--port", port, "not a TCP port", "Use 0 (any free one) to 65535.")
     if not CLUSTER_PATTERN.fullmatch(cluster):

@@ -106,7 +106,8 @@ def _up(options: dict[str, Any], *, detach: bool) -> None:
 
 def down(data: DataOption = None) -> None:
     """End what `perilune up` started, and nothing else."""
-    from workers.supervisor.home import Home, default_data_dir  # noqa: PLC0415 - heavy
+    from workers.data_dir import default_data_dir  # noqa: PLC0415 - heavy
+    from workers.supervisor.home import Home  # noqa: PLC0415 - heavy
     from workers.supervisor.launch import end_cluster  # noqa: PLC0415 - heavy
     from workers.supervisor.progress import make_progress  # noqa: PLC0415 - heavy
 

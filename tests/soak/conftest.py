@@ -4,9 +4,10 @@ from pathlib import Path
 
 import pytest
 
-from workers.models.resolve import default_data_folder, resolve_model
+from workers.data_dir import default_data_dir
+from workers.models.resolve import resolve_model
 
 
 @pytest.fixture(scope="session")
 def model_folder() -> Path:
-    return Path(resolve_model("smollm2", default_data_folder()).source)
+    return Path(resolve_model("smollm2", default_data_dir()).source)

@@ -22,7 +22,8 @@ from workers.bench.acceptance import (
 from workers.bench.cluster import own_cluster, plain_engine
 from workers.bench.prompts import Prompt, make_prompts
 from workers.bench.rss import PeakRss
-from workers.models.resolve import default_data_folder, resolve_model
+from workers.data_dir import default_data_dir
+from workers.models.resolve import resolve_model
 
 _REQUEST_SECONDS = 180.0
 
@@ -33,7 +34,7 @@ def run_acceptance(
 ) -> dict[str, Any]:  # fmt: skip
     """Everything, in `folder`. Raises BenchClusterError or EngineAnswerError where it cannot go on."""
     started = time.monotonic()
-    resolved = resolve_model(model, default_data_folder(), progress=_say)
+    resolved = resolve_model(model, default_data_dir(), progress=_say)
     prompts = make_prompts(num_prompts, seed=seed)
     model_folder = Path(resolved.source)
     with httpx2.Client(timeout=_REQUEST_SECONDS) as client:

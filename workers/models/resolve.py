@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,12 +25,6 @@ class ResolvedModel:
     source: str
     weights_version: str
     is_local: bool
-
-
-def default_data_folder() -> Path:
-    """`$PERILUNE_HOME`, or the user's data folder."""
-    given = os.environ.get("PERILUNE_HOME", "")
-    return Path(given) if given else Path.home() / ".local" / "share" / "perilune"
 
 
 def resolve_model(

@@ -11,17 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workers.core.errors import ConfigError
+from workers.data_dir import default_data_dir
 
 SHM = Path("/dev/shm")  # noqa: S108 - slabs are named by cluster and node, and belong there
 TOKEN_PATTERN = re.compile(r"[A-Za-z0-9._~+/=-]{16,512}")  # the control plane's own rule
 MAX_SOCKET_PATH_BYTES = 107
 """Linux' bound on a Unix socket's path, without its final NUL."""
-
-
-def default_data_dir() -> Path:
-    """`$PERILUNE_HOME`, else `~/.local/share/perilune`."""
-    configured = os.environ.get("PERILUNE_HOME", "")
-    return Path(configured or "~/.local/share/perilune").expanduser()
 
 
 @dataclass(frozen=True, slots=True)

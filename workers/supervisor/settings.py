@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from workers.core.errors import ConfigError
-from workers.supervisor.home import Home, default_cluster_name, default_data_dir
+from workers.data_dir import default_data_dir
+from workers.supervisor.home import Home, default_cluster_name
 
 GIB = 1024**3
 MAX_NODES = 1

@@ -15,8 +15,8 @@ import httpx2
 
 from workers.core.errors import PeriluneError
 from workers.core.supervision import ProcessState
+from workers.data_dir import default_data_dir
 from workers.supervisor.guard import Guard
-from workers.supervisor.home import default_data_dir
 from workers.supervisor.plan import LAST_STAGE, ClusterPlan
 from workers.supervisor.procfs import identify
 from workers.supervisor.progress import Line, Progress

@@ -11,13 +11,14 @@ from live_cluster import BLOCK_TOKENS, DTYPE, LiveCluster
 
 from workers.bench.acceptance import find_target
 from workers.bench.cluster import PlainEngine, own_cluster, plain_engine
-from workers.models.resolve import default_data_folder, resolve_model
+from workers.data_dir import default_data_dir
+from workers.models.resolve import resolve_model
 from workers.supervisor.home import Home
 
 
 @pytest.fixture(scope="package")
 def model_folder() -> Path:
-    return Path(resolve_model("smollm2", default_data_folder()).source)
+    return Path(resolve_model("smollm2", default_data_dir()).source)
 
 
 @pytest.fixture(scope="package")

@@ -27,9 +27,9 @@ import pytest
 from workers.client import AgentClient, make_hello
 from workers.core.errors import AgentUnavailableError
 from workers.core.messages import PoolStats
+from workers.data_dir import default_data_dir
 from workers.engines.vllm import PROJECT_ROOT, VllmWorkerSpec
 from workers.models import smollm2
-from workers.models.resolve import default_data_folder
 from workers.process import die_with_parent
 
 BLOCK = 32
@@ -317,7 +317,7 @@ def end(process: subprocess.Popen[bytes]) -> None:
 @pytest.fixture(scope="package")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("vllm")
-    model = smollm2.prepare(default_data_folder()).path
+    model = smollm2.prepare(default_data_dir()).path
     agent = start_agent(folder)
     engines: list[Engine] = []
     cluster: Cluster | None = None

@@ -11,8 +11,9 @@ from tokenizers import Tokenizer
 from typer.testing import CliRunner
 
 from workers.core.errors import ConfigError
+from workers.data_dir import default_data_dir
 from workers.models import check, commands, smollm2, wheel
-from workers.models.resolve import default_data_folder, resolve_model, weights_digest
+from workers.models.resolve import resolve_model, weights_digest
 
 
 @pytest.fixture
@@ -26,10 +27,10 @@ def app():
 @pytest.fixture(scope="session")
 def prepared():
     """The real model where it is prepared already, as `make test` does before."""
-    folder = smollm2.model_folder(default_data_folder())
+    folder = smollm2.model_folder(default_data_dir())
     if not folder.is_dir():
         pytest.skip("run `perilune model prepare smollm2` before")
-    return smollm2.prepare(default_data_folder())
+    return smollm2.prepare(default_data_dir())
 
 
 class TestWheel:
@@ -84,7 +85,7 @@ class TestPrepare:
 
     def test_a_second_call_takes_milliseconds(self, prepared):
         began = time.monotonic()
-        again = smollm2.prepare(default_data_folder())
+        again = smollm2.prepare(default_data_dir())
         assert again.was_ready
         assert again.weights_version == prepared.weights_version
         assert time.monotonic() - began < 0.5
@@ -120,7 +121,7 @@ class TestPrepare:
 
 class TestResolve:
     def test_prepared_name(self, prepared):
-        found = resolve_model("smollm2", default_data_folder())
+        found = resolve_model("smollm2", default_data_dir())
         assert found.source == str(prepared.path)
         assert found.served_name == "smollm2"
         assert found.is_local

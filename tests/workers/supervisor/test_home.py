@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from workers.core.errors import ConfigError
-from workers.supervisor.home import Home, default_cluster_name, default_data_dir, ensure_token
+from workers.data_dir import default_data_dir
+from workers.supervisor.home import Home, default_cluster_name, ensure_token
 
 
 def test_token_is_private_and_stays(tmp_path: Path) -> None:
