@@ -29,7 +29,6 @@ from workers.core.messages import (
     Lookup,
     LookupReply,
     PinPrefix,
-    PoolStats,
     PreparedLoad,
     PreparedStore,
     PrepareLoad,
@@ -46,8 +45,8 @@ from workers.core.messages import (
     StoredSlot,
     Welcome,
     WorkerCommand,
-    WorkerStatus,
 )
+from workers.core.stats_messages import PoolStats, WorkerStatus
 
 __all__ = ["AgentClient", "AsyncAgentClient", "StreamMessage", "make_hello"]
 

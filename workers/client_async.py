@@ -19,7 +19,6 @@ from workers.core.messages import (
     LegReport,
     Lookup,
     LookupReply,
-    PoolStats,
     Refused,
     Release,
     Renew,
@@ -31,8 +30,8 @@ from workers.core.messages import (
     Subscribe,
     Welcome,
     WorkerCommand,
-    WorkerStatus,
 )
+from workers.core.stats_messages import PoolStats, WorkerStatus
 
 R = TypeVar("R", bound=ReplyBody)
 StreamMessage = EventBatch | Snapshot | LegReport

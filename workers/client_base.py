@@ -7,7 +7,8 @@ import time
 from typing import Final
 
 from workers.core.hashing import hash_test_vector
-from workers.core.messages import ClientRole, EngineRole, Hello, KvRole, NamespaceSpec
+from workers.core.messages import ClientRole, EngineRole, Hello, KvRole
+from workers.core.stats_messages import NamespaceSpec
 
 DEFAULT_TIMEOUT_SECONDS: Final = 1.0
 MIN_BACKOFF_SECONDS: Final = 0.05

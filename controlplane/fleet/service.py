@@ -16,7 +16,7 @@ from controlplane.errors import ConflictError, NotFoundError, UnavailableError
 from controlplane.fleet import repository
 from controlplane.fleet.schemas import Worker, WorkerRegistration, WorkerState
 from controlplane.nodes.schemas import NodeState
-from workers.core.messages import NamespaceInfo, WorkerStatus
+from workers.core.stats_messages import NamespaceInfo, WorkerStatus
 
 EXTERNAL_NODE = "external"
 MAX_WORKERS = 4000

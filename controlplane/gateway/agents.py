@@ -12,8 +12,9 @@ from controlplane.gateway.wire import View, ViewModel, ViewNode, ViewWorker
 from workers.client import AsyncAgentClient, make_hello
 from workers.core.errors import AgentUnavailableError, ProtocolError, RefusedError
 from workers.core.ids import NodeId, transfer_owner
-from workers.core.messages import LegReport, PoolStats, WorkerStatus
+from workers.core.messages import LegReport
 from workers.core.prefix_index import Applied
+from workers.core.stats_messages import PoolStats, WorkerStatus
 
 log = structlog.get_logger(__name__)
 

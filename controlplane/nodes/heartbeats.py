@@ -7,7 +7,8 @@ from controlplane.nodes.schemas import Heartbeat, HeartbeatReply
 from controlplane.nodes.wire import leg_reports, pool_stats
 from controlplane.plane import Plane
 from controlplane.policies.service import DEFAULT_SCOPE
-from workers.core.messages import LegReport, PoolStats
+from workers.core.messages import LegReport
+from workers.core.stats_messages import PoolStats
 
 
 async def take_heartbeat(plane: Plane, node_id: str, body: Heartbeat) -> HeartbeatReply:

@@ -15,7 +15,7 @@ from controlplane.errors import ConflictError, NotFoundError, UnavailableError
 from controlplane.nodes import repository
 from controlplane.nodes.schemas import Node, NodeState
 from controlplane.nodes.state import LOST_SECONDS, READY_SECONDS, Grace, node_state
-from workers.core.messages import PoolStats
+from workers.core.stats_messages import PoolStats
 
 MAX_NODES = 2000
 MAX_LOST_NODES = 200

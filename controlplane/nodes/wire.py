@@ -9,7 +9,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from controlplane.errors import InvalidError
-from workers.core.messages import LegReport, PoolStats
+from workers.core.messages import LegReport
+from workers.core.stats_messages import PoolStats
 
 DIGEST_BYTES = 32
 MAX_WORKERS = 512

@@ -9,7 +9,7 @@ from controlplane.gateways.schemas import HISTOGRAM_BOUNDS_SECONDS, GatewayStats
 from controlplane.stats.bucket import NUM_COUNTS, TRANSFER_HISTOGRAM, Bucket, new_bucket
 from controlplane.stats.counters import CounterTracker, HistogramTracker, Step
 from controlplane.stats.histogram import bucket_of
-from workers.core.messages import PoolStats
+from workers.core.stats_messages import PoolStats
 
 MAX_SOURCES = 2048
 MAX_PAIRS = 4096

@@ -17,7 +17,8 @@ import pytest
 
 from workers.client import AgentClient, make_hello
 from workers.core.errors import AgentUnavailableError
-from workers.core.messages import ClientRole, Hello, NamespaceSpec, Welcome
+from workers.core.messages import ClientRole, Hello, Welcome
+from workers.core.stats_messages import NamespaceSpec
 
 BLOCK_TOKENS = 64
 START_SECONDS = 30.0

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Final
 
 from workers.core.hashing import PUBLISHED_TEST_VECTOR
-from workers.core.messages import PROTOCOL_VERSION, Hello, NamespaceSpec, Refused
+from workers.core.messages import PROTOCOL_VERSION, Hello, Refused
+from workers.core.stats_messages import NamespaceSpec
 
 MAX_NAMESPACES: Final = 256
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from workers.core.messages import LegReport, NamespaceInfo, PoolStats, WorkerStatus
+from workers.core.messages import LegReport
 from workers.core.pool_counters import PoolCounters
 from workers.core.pool_state import PoolLimits, PoolState
 from workers.core.pool_views import num_pending
+from workers.core.stats_messages import NamespaceInfo, PoolStats, WorkerStatus
 
 
 @dataclass(slots=True)

@@ -32,10 +32,7 @@ from workers.core.messages import (
     LegReport,
     Lookup,
     LookupReply,
-    NamespaceInfo,
-    NamespaceSpec,
     PinPrefix,
-    PoolStats,
     PreparedLoad,
     PrepareLoad,
     PrepareStore,
@@ -49,12 +46,12 @@ from workers.core.messages import (
     Subscribe,
     Welcome,
     WorkerCommand,
-    WorkerStatus,
 )
 from workers.core.owners import TooManyOwnersError
 from workers.core.policies.registry import make_policy
 from workers.core.pool_state import ClientRef, PoolLimits, PoolState
 from workers.core.pool_views import stored_runs
+from workers.core.stats_messages import NamespaceInfo, NamespaceSpec, PoolStats, WorkerStatus
 
 MAX_WORKERS: Final = 1024
 MAX_LEG_REPORTS: Final = 2000

@@ -26,7 +26,7 @@ from workers.connector.scheduler_half import SchedulerHalf
 from workers.connector.settings import parse_settings
 from workers.connector.stats import PeriluneProm, PeriluneStats, empty
 from workers.connector.worker_half import WorkerHalf
-from workers.core.messages import NamespaceSpec
+from workers.core.stats_messages import NamespaceSpec
 from workers.process import PARENT_PID_VARIABLE, die_with_parent
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import torch
 from workers.connector.layout import PagedKv
 from workers.connector.settings import ConnectorSettings
 from workers.core.errors import ConfigError
-from workers.core.messages import NamespaceSpec
+from workers.core.stats_messages import NamespaceSpec
 
 
 def require_supported(vllm_config: Any, kv_cache_config: Any) -> None:

@@ -18,13 +18,13 @@ from workers.core.messages import (
     LegReport,
     Lookup,
     LookupReply,
-    NamespaceSpec,
     PinPrefix,
     PreparedLoad,
     PrepareLoad,
     Release,
     SlotRef,
 )
+from workers.core.stats_messages import NamespaceSpec
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,6 @@ from workers.core.hashing import namespace_digest
 from workers.core.messages import (
     CompleteStore,
     Done,
-    NamespaceSpec,
     PreparedStore,
     PrepareStore,
     Release,
@@ -28,6 +27,7 @@ from workers.core.messages import (
     SlotRef,
     Welcome,
 )
+from workers.core.stats_messages import NamespaceSpec
 
 logger = logging.getLogger(__name__)
 

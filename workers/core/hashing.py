@@ -15,7 +15,7 @@ from typing import Final
 from blake3 import blake3
 
 from workers.core.ids import BlockHash, NamespaceDigest
-from workers.core.messages import NamespaceSpec
+from workers.core.stats_messages import NamespaceSpec
 
 BLOCK_HASH_BYTES: Final = 16
 TOKEN_BYTES: Final = 4

@@ -14,34 +14,24 @@ from typing import Final, Literal
 
 import msgspec
 
+from workers.core.stats_messages import NamespaceSpec, PoolStats, TierName, WorkerStatus
+
 PROTOCOL_VERSION: Final = 1
 MAX_FRAME_BYTES: Final = 16 * 1024 * 1024
+
+RemovalCause = Literal[
+    "capacity",  # room was needed
+    "quota",  # room within a tenant's or namespace's own limit was needed
+    "corrupt",
+    "failed_write",
+    "purge",
+    "tier_lost",  # the device under it failed or was taken away
+]
 
 ClientRole = Literal["worker", "gateway", "supervisor", "cli"]
 KvRole = Literal["kv_producer", "kv_consumer", "kv_both"]
 EngineRole = Literal["scheduler", "worker"]
 """Which half of the connector speaks: vLLM runs them in two processes."""
-
-
-class NamespaceSpec(msgspec.Struct, frozen=True):
-    """Everything that must agree before one worker may read another's blocks."""
-
-    model_id: str
-    weights_version: str
-    kv_dtype: str
-    page_layout: str  # e.g. "LBHNC"
-    isa: str  # e.g. "vec", "amx", "cuda"
-    page_bytes: tuple[int, ...]  # bytes of one engine block, per layer, in layer order
-    engine_block_tokens: int
-    block_tokens: int  # pool block: a multiple of engine_block_tokens
-    tp_size: int
-    rank_layout: str  # e.g. "tp1"
-    format_version: int = 1
-
-    @property
-    def block_bytes(self) -> int:
-        """Payload bytes of one pool block: all layers."""
-        return sum(self.page_bytes) * (self.block_tokens // self.engine_block_tokens)
 
 
 class SlotRef(msgspec.Struct, frozen=True, array_like=True):
@@ -109,6 +99,34 @@ class PrepareStore(msgspec.Struct, tag=True, frozen=True):
     namespace: bytes
     parent: bytes
     block_hashes: list[bytes]
+    tenant: str = ""  # whose quota it counts against: the request's cache salt, "" without one
+
+
+class Promote(msgspec.Struct, tag=True, frozen=True):
+    """Bring the part of this chain that lies on SSD into memory, pinned for `owner`.
+
+    Answered at once by `LookupReply`: what is under way counts as pending until it can be loaded.
+    """
+
+    owner: str
+    namespace: bytes
+    block_hashes: list[bytes]
+    urgency: Literal["first_token", "batch"] = "first_token"
+
+
+class Hint(msgspec.Struct, tag=True, frozen=True):
+    """The session of this chain goes on, or is over: raises or lowers what it is worth."""
+
+    namespace: bytes
+    block_hashes: list[bytes]
+    session: Literal["continue", "over"]
+
+
+class Holds(msgspec.Struct, tag=True, frozen=True):
+    """Which of these single blocks are readable here? For the auditor; touches nothing."""
+
+    namespace: bytes
+    block_hashes: list[bytes]
 
 
 class CompleteStore(msgspec.Struct, tag=True, frozen=True):
@@ -165,23 +183,6 @@ class LegReport(msgspec.Struct, tag=True, frozen=True):
     observed: Literal["layer", "stage"] = "stage"
 
 
-class WorkerStatus(msgspec.Struct, frozen=True):
-    """One worker process as its supervisor sees it."""
-
-    worker_id: str
-    role: Literal["prefill", "decode", "both"]
-    model: str
-    url: str
-    state: Literal["launching", "loading", "ready", "draining", "stopped", "failed"]
-    pid: int = 0
-    restarts: int = 0
-    engine: Literal["vllm", "emulated"] = "vllm"
-    started_at: float = 0.0  # seconds since the epoch
-    last_error: str = ""
-    log_file: str = ""
-    rss_bytes: int = 0
-
-
 class ReportWorkers(msgspec.Struct, tag=True, frozen=True):
     """The supervisor's whole list of workers; answered by `DesiredWorkers`."""
 
@@ -224,10 +225,23 @@ class Refused(msgspec.Struct, tag=True, frozen=True):
 
 
 class LookupReply(msgspec.Struct, tag=True, frozen=True):
-    """`num_held` blocks from the head are readable; `num_pending` more are being stored."""
+    """`num_held` blocks from the head can be loaded now; `num_pending` more are on their way there.
+
+    `num_on_disk` counts the blocks right after the held ones that lie on SSD only, with those that
+    are being promoted. `num_held + num_on_disk` is what the node has.
+    """
 
     num_held: int
     num_pending: int = 0
+    num_on_disk: int = 0
+
+
+class HoldsReply(msgspec.Struct, tag=True, frozen=True):
+    """One letter a key: "d" in memory, "s" on SSD only, "-" not readable; true as of `sequence`."""
+
+    incarnation: int
+    sequence: int
+    tiers: str
 
 
 class PreparedLoad(msgspec.Struct, tag=True, frozen=True):
@@ -273,6 +287,15 @@ class BlocksStored(msgspec.Struct, tag=True, frozen=True):
     namespace: bytes
     parent: bytes
     block_hashes: list[bytes]
+    tier: TierName = "dram"
+
+
+class BlocksMoved(msgspec.Struct, tag=True, frozen=True):
+    """These blocks, held before and after, are now to be had from this tier (the nearest one)."""
+
+    namespace: bytes
+    block_hashes: list[bytes]
+    tier: TierName
 
 
 class BlocksRemoved(msgspec.Struct, tag=True, frozen=True):
@@ -280,7 +303,7 @@ class BlocksRemoved(msgspec.Struct, tag=True, frozen=True):
 
     namespace: bytes
     block_hashes: list[bytes]
-    cause: Literal["capacity", "corrupt", "failed_write", "purge"]
+    cause: RemovalCause
 
 
 class AllBlocksCleared(msgspec.Struct, tag=True, frozen=True):
@@ -289,7 +312,7 @@ class AllBlocksCleared(msgspec.Struct, tag=True, frozen=True):
     namespace: bytes
 
 
-KvEvent = BlocksStored | BlocksRemoved | AllBlocksCleared
+KvEvent = BlocksStored | BlocksMoved | BlocksRemoved | AllBlocksCleared
 
 
 class EventBatch(msgspec.Struct, tag=True, frozen=True):
@@ -312,60 +335,15 @@ class Snapshot(msgspec.Struct, tag=True, frozen=True):
     runs: list[BlocksStored]
 
 
-class NamespaceInfo(msgspec.Struct, frozen=True):
-    """A namespace that the node serves."""
-
-    digest: bytes
-    spec: NamespaceSpec
-    workers: list[str] = []
-
-
-class PoolStats(msgspec.Struct, tag=True, frozen=True):
-    """Counters are cumulative over one incarnation; gauges are as of now. Bytes, blocks, seconds."""
-
-    node_id: str
-    incarnation: int
-    uptime_seconds: float
-    capacity_blocks: int
-    used_blocks: int
-    pinned_blocks: int
-    pending_blocks: int
-    block_bytes: int
-    slab_bytes: int
-    rss_bytes: int  # the agent's resident memory without its slab
-    write_queue_blocks: int
-    write_queue_bound: int
-    lookups_total: int = 0
-    lookup_blocks_total: int = 0
-    lookup_hit_blocks_total: int = 0
-    prompt_tokens_total: int = 0  # from leg reports of producers
-    hit_tokens_total: int = 0
-    stored_blocks_total: int = 0
-    store_failed_total: int = 0
-    store_refused_total: int = 0
-    loaded_blocks_total: int = 0
-    load_failed_total: int = 0
-    evict_attempts_total: int = 0
-    evicted_blocks_total: int = 0
-    evicted_by_cause: dict[str, int] = {}
-    starved_by_pins_total: int = 0
-    corrupt_total: int = 0
-    leases_expired_total: int = 0
-    moved_bytes_total: int = 0  # between nodes; shared memory is not moved
-    shm_bytes_by_pair: dict[str, int] = {}  # "p1>d1": bytes stored by p1 and loaded by d1
-    shm_seconds_by_pair: dict[str, float] = {}
-    evicted_wanted_again_total: int = 0
-    num_owners: int = 0
-    namespaces: list[NamespaceInfo] = []
-    workers: list[WorkerStatus] = []
-
-
 RequestBody = (
     Hello
     | Lookup
     | PrepareLoad
     | PinPrefix
     | PrepareStore
+    | Promote
+    | Hint
+    | Holds
     | CompleteStore
     | Release
     | Renew
@@ -379,6 +357,7 @@ ReplyBody = (
     Welcome
     | Refused
     | LookupReply
+    | HoldsReply
     | PreparedLoad
     | PreparedStore
     | Done

@@ -13,6 +13,7 @@ from enum import StrEnum
 from workers.core.ids import BlockHash, Incarnation, NodeId
 from workers.core.messages import (
     AllBlocksCleared,
+    BlocksMoved,
     BlocksRemoved,
     BlocksStored,
     EventBatch,
@@ -158,5 +159,7 @@ def _apply_event(blocks: _NamespaceBlocks, event: KvEvent) -> None:
                 held.difference_update(event.block_hashes)
                 if not held:
                     del blocks[event.namespace]
+        case BlocksMoved():
+            pass  # held before and after
         case AllBlocksCleared():
             blocks.pop(event.namespace, None)

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Literal
 from workers.client import AsyncAgentClient
 from workers.core.errors import PeriluneError
 from workers.core.hashing import hash_test_vector
-from workers.core.messages import Hello, WorkerCommand, WorkerStatus
+from workers.core.messages import Hello, WorkerCommand
+from workers.core.stats_messages import WorkerStatus
 from workers.core.supervision import ProcessState
 from workers.supervisor.procfs import session_memory_bytes
 

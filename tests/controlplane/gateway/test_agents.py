@@ -19,7 +19,7 @@ from controlplane.gateway.app import Gateway
 from controlplane.gateway.settings import Settings
 from workers.client import AgentClient, make_hello
 from workers.core.errors import AgentUnavailableError
-from workers.core.messages import PoolStats, WorkerStatus
+from workers.core.stats_messages import PoolStats, WorkerStatus
 from workers.engines.emulated.faults import Faults
 
 PROMPT = "the quick brown fox jumps over the lazy dog " * 30

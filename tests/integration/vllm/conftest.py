@@ -26,7 +26,7 @@ import pytest
 
 from workers.client import AgentClient, make_hello
 from workers.core.errors import AgentUnavailableError
-from workers.core.messages import PoolStats
+from workers.core.stats_messages import PoolStats
 from workers.data_dir import default_data_dir
 from workers.engines.vllm import PROJECT_ROOT, VllmWorkerSpec
 from workers.models import smollm2

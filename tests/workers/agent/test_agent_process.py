@@ -25,13 +25,13 @@ from workers.core.messages import (
     Hello,
     LegReport,
     LookupReply,
-    NamespaceSpec,
     Release,
     ReportCorrupt,
     Snapshot,
     StoredSlot,
 )
 from workers.core.prefix_index import Applied, PrefixIndex
+from workers.core.stats_messages import NamespaceSpec
 from workers.pool.arena import Slab
 
 Eventually = Callable[[Callable[[], bool]], None]

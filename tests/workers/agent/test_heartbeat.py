@@ -12,7 +12,8 @@ import pytest
 
 from controlplane.nodes.schemas import Heartbeat, HeartbeatReply
 from workers.client import AgentClient
-from workers.core.messages import LegReport, NamespaceSpec, WorkerStatus
+from workers.core.messages import LegReport
+from workers.core.stats_messages import NamespaceSpec, WorkerStatus
 
 Eventually = Callable[[Callable[[], bool]], None]
 

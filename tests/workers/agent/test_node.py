@@ -20,9 +20,7 @@ from workers.core.messages import (
     LegReport,
     Lookup,
     LookupReply,
-    NamespaceSpec,
     PinPrefix,
-    PoolStats,
     PreparedLoad,
     PreparedStore,
     PrepareLoad,
@@ -36,9 +34,9 @@ from workers.core.messages import (
     Subscribe,
     Welcome,
     WorkerCommand,
-    WorkerStatus,
 )
 from workers.core.pool_integrity import check_integrity
+from workers.core.stats_messages import NamespaceSpec, PoolStats, WorkerStatus
 
 MakeSpec = Callable[..., NamespaceSpec]
 

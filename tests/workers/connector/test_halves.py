@@ -19,7 +19,7 @@ from workers.connector.scheduler_half import SchedulerHalf, media_extras, reques
 from workers.connector.settings import ConnectorSettings
 from workers.connector.worker_half import WorkerHalf
 from workers.core.errors import AgentUnavailableError, RefusedError
-from workers.core.messages import NamespaceSpec
+from workers.core.stats_messages import NamespaceSpec
 
 ROOT = Path(__file__).resolve().parents[3]
 LAYERS, BLOCKS, ENGINE_BLOCK, BLOCK = 7, 40, 4, 8

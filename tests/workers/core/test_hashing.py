@@ -14,7 +14,7 @@ from workers.core.hashing import (
     namespace_digest,
     root_hash,
 )
-from workers.core.messages import NamespaceSpec
+from workers.core.stats_messages import NamespaceSpec
 
 VECTOR_HEX = "0118515345cdc9a60777c3e3b3da96e368267eaa459a10a2e555fa4bd7083ed1"
 TOKENS = st.lists(st.integers(0, 2**31 - 1), max_size=40)

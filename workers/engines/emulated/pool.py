@@ -16,7 +16,6 @@ from workers.core.messages import (
     KvRole,
     LegReport,
     LookupReply,
-    NamespaceSpec,
     PinPrefix,
     PreparedLoad,
     PreparedStore,
@@ -27,6 +26,7 @@ from workers.core.messages import (
     SlotRef,
     StoredSlot,
 )
+from workers.core.stats_messages import NamespaceSpec
 from workers.engines.emulated.worker import (
     ENGINE_BLOCK_TOKENS,
     EngineConfig,
