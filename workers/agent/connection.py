@@ -7,7 +7,8 @@ import logging
 from typing import Final, cast
 
 from workers.agent.events import Subscriber
-from workers.agent.node import Node, Session
+from workers.agent.node import Node
+from workers.agent.session import Session
 from workers.core.errors import ProtocolError
 from workers.core.framing import FrameBuffer, decode_request, encode_reply
 from workers.core.messages import Hello, Refused, ReplyBody, Request, Welcome

@@ -8,6 +8,7 @@ from typing import Final
 
 from workers.core.framing import encode_reply
 from workers.core.messages import (
+    BlocksMoved,
     BlocksRemoved,
     BlocksStored,
     EventBatch,
@@ -145,7 +146,7 @@ class Subscriber:
 
 def count_blocks(batch: EventBatch) -> int:
     """Blocks that a batch names, at least 1."""
-    named = (e for e in batch.events if isinstance(e, BlocksStored | BlocksRemoved))
+    named = (e for e in batch.events if isinstance(e, BlocksStored | BlocksMoved | BlocksRemoved))
     return max(1, sum(len(event.block_hashes) for event in named))
 
 
@@ -156,7 +157,7 @@ def _parts(runs: list[BlocksStored]) -> Iterator[list[BlocksStored]]:
         parent, keys = run.parent, run.block_hashes
         while keys:
             taken = keys[:room]
-            part.append(BlocksStored(run.namespace, parent, taken))
+            part.append(BlocksStored(run.namespace, parent, taken, run.tier))
             room -= len(taken)
             parent, keys = taken[-1], keys[len(taken) :]
             if not room:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any, Final
 
 import msgspec
@@ -17,30 +16,21 @@ from workers.agent.handshake import (
     check_hello,
 )
 from workers.agent.metrics import AgentFacts, LegCounters, pool_stats
+from workers.agent.pool_requests import PoolRequests
+from workers.agent.session import Session
 from workers.agent.settings import AgentSettings
 from workers.core.blocks import SLOT_HEADER_BYTES, slot_bytes_of
 from workers.core.clock import Clock
 from workers.core.hashing import namespace_digest
-from workers.core.ids import OwnerId
 from workers.core.messages import (
     BlocksStored,
-    CompleteStore,
     DesiredWorkers,
     Done,
     GetStats,
     Hello,
     LegReport,
-    Lookup,
-    LookupReply,
-    PinPrefix,
-    PreparedLoad,
-    PrepareLoad,
-    PrepareStore,
     Refused,
-    Release,
-    Renew,
     ReplyBody,
-    ReportCorrupt,
     ReportWorkers,
     RequestBody,
     Subscribe,
@@ -49,7 +39,7 @@ from workers.core.messages import (
 )
 from workers.core.owners import TooManyOwnersError
 from workers.core.policies.registry import make_policy
-from workers.core.pool_state import ClientRef, PoolLimits, PoolState
+from workers.core.pool_state import PoolLimits, PoolState
 from workers.core.pool_views import stored_runs
 from workers.core.stats_messages import NamespaceInfo, NamespaceSpec, PoolStats, WorkerStatus
 
@@ -66,22 +56,6 @@ class CachePolicy(msgspec.Struct, frozen=True):
 
     lease_seconds: float | None = None
     write_queue_blocks: int | None = None
-
-
-@dataclass(slots=True, eq=False)
-class Session:
-    """One connection after its handshake."""
-
-    connection: int
-    hello: Hello
-    subscribe: Callable[[], Subscriber]
-    namespace: bytes = b""
-    subscriber: Subscriber | None = None
-    client: ClientRef = field(init=False)
-
-    def __post_init__(self) -> None:
-        worker = self.hello.client_id if self.hello.role == "worker" else ""
-        self.client = ClientRef(self.connection, worker)
 
 
 class Node:
@@ -112,16 +86,10 @@ class Node:
         self.num_requests = 0
         self._commands: dict[str, WorkerCommand] = {}
         self._commands_seen: dict[str, None] = {}
-        self._namespaces: dict[bytes, NamespaceSpec] = {}
+        self.namespaces: dict[bytes, NamespaceSpec] = {}
+        self.pool_requests = PoolRequests(self)
         self._handlers: dict[type, Callable[[Session, Any], ReplyBody]] = {
-            Lookup: self._lookup,
-            PrepareLoad: self._prepare_load,
-            PinPrefix: self._pin_prefix,
-            PrepareStore: self._prepare_store,
-            CompleteStore: self._complete_store,
-            Release: self._release,
-            Renew: self._renew,
-            ReportCorrupt: self._report_corrupt,
+            **self.pool_requests.handlers(),
             LegReport: self._leg_report,
             ReportWorkers: self._report_workers,
             Subscribe: self._subscribe,
@@ -220,73 +188,6 @@ class Node:
 
     # --- requests ---------------------------------------------------------------------------
 
-    def _lookup(self, session: Session, body: Lookup) -> ReplyBody:
-        if self.pool is None:
-            return LookupReply(0)
-        return self.pool.lookup(body.namespace, body.block_hashes)
-
-    def _prepare_load(self, session: Session, body: PrepareLoad) -> ReplyBody:
-        if self.pool is None:
-            return PreparedLoad([])
-        slots = self.pool.prepare_load(
-            session.client,
-            OwnerId(body.owner),
-            body.namespace,
-            body.block_hashes,
-            self.clock.monotonic(),
-        )
-        return PreparedLoad(slots)
-
-    def _pin_prefix(self, session: Session, body: PinPrefix) -> ReplyBody:
-        if self.pool is None:
-            return Done(0)
-        count = self.pool.pin_prefix(
-            session.client,
-            OwnerId(body.owner),
-            body.namespace,
-            body.block_hashes,
-            self.clock.monotonic(),
-        )
-        return Done(count)
-
-    def _prepare_store(self, session: Session, body: PrepareStore) -> ReplyBody:
-        if self.pool is None or body.namespace not in self._namespaces:
-            return Refused(
-                "unknown_namespace",
-                f"namespace {body.namespace.hex()}: no worker has brought it to this agent. "
-                "Send it with Hello first.",
-            )
-        return self.pool.prepare_store(
-            session.client,
-            OwnerId(body.owner),
-            body.namespace,
-            body.parent,
-            body.block_hashes,
-            self.clock.monotonic(),
-        )
-
-    def _complete_store(self, session: Session, body: CompleteStore) -> ReplyBody:
-        if self.pool is None:
-            return Done(0)
-        return Done(self.pool.complete_store(self.clock.monotonic(), body.stored, body.failed))
-
-    def _release(self, session: Session, body: Release) -> ReplyBody:
-        if self.pool is None:
-            return Done(0)
-        return Done(self.pool.release(OwnerId(body.owner), self.clock.monotonic()))
-
-    def _renew(self, session: Session, body: Renew) -> ReplyBody:
-        if self.pool is None:
-            return Done(0)
-        return Done(self.pool.renew(map(OwnerId, body.owners), self.clock.monotonic()))
-
-    def _report_corrupt(self, session: Session, body: ReportCorrupt) -> ReplyBody:
-        if self.pool is None:
-            return Done(0)
-        return Done(
-            self.pool.report_corrupt(body.namespace, body.block_hash, body.slot, body.generation)
-        )
-
     def _leg_report(self, session: Session, body: LegReport) -> ReplyBody:
         self.legs.count(body)
         self.leg_reports.append(body)
@@ -323,13 +224,13 @@ class Node:
         if refused is not None:
             return refused
         digest = namespace_digest(spec)
-        if digest not in self._namespaces and len(self._namespaces) >= MAX_NAMESPACES:
+        if digest not in self.namespaces and len(self.namespaces) >= MAX_NAMESPACES:
             return Refused(
                 "too_many_namespaces",
-                f"{len(self._namespaces)} namespaces are served already, at most "
+                f"{len(self.namespaces)} namespaces are served already, at most "
                 f"{MAX_NAMESPACES} can be. Restart the agent to forget old ones.",
             )
-        self._namespaces[digest] = spec
+        self.namespaces[digest] = spec
         session.namespace = digest
         if self.pool is None:
             self.pool = self._make_pool(spec.block_bytes, slot_bytes)
@@ -362,5 +263,5 @@ class Node:
                 workers.setdefault(session.namespace, set()).add(session.client.worker)
         return [
             NamespaceInfo(digest, spec, sorted(workers.get(digest, ())))
-            for digest, spec in self._namespaces.items()
+            for digest, spec in self.namespaces.items()
         ]

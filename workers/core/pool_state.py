@@ -141,6 +141,10 @@ class PoolState:
                 owner.load.blocks.discard(block)
         return self._withdraw(block, "corrupt")
 
+    def holds(self, namespace: bytes, block_hashes: Sequence[bytes]) -> str:
+        """One letter a key, as in `HoldsReply.tiers`."""
+        return "".join("d" if self._is_stored(namespace, key) else "-" for key in block_hashes)
+
     # --- storing ----------------------------------------------------------------------------
 
     def prepare_store(

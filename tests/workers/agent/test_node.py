@@ -4,7 +4,8 @@ from pathlib import Path
 import pytest
 
 from workers.agent.events import Subscriber
-from workers.agent.node import MAX_COMMANDS, CachePolicy, Node, Session
+from workers.agent.node import MAX_COMMANDS, CachePolicy, Node
+from workers.agent.session import Session
 from workers.agent.settings import AgentSettings, parse_tcp
 from workers.client import make_hello
 from workers.core.clock import ManualClock

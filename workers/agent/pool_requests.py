@@ -1,0 +1,150 @@
+"""What clients ask of the pool, each request as one call of the pool's state."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from workers.agent.events import EventLog
+from workers.agent.session import Session
+from workers.core.clock import Clock
+from workers.core.ids import OwnerId
+from workers.core.messages import (
+    CompleteStore,
+    Done,
+    Hint,
+    Holds,
+    HoldsReply,
+    Lookup,
+    LookupReply,
+    PinPrefix,
+    PreparedLoad,
+    PrepareLoad,
+    PrepareStore,
+    Promote,
+    Refused,
+    Release,
+    Renew,
+    ReplyBody,
+    ReportCorrupt,
+)
+from workers.core.pool_state import PoolState
+from workers.core.stats_messages import NamespaceSpec
+
+Handler = Callable[[Session, Any], ReplyBody]
+
+
+class PoolOwner(Protocol):
+    """What of the node is needed here. `pool` is None until a worker brought a namespace."""
+
+    clock: Clock
+    pool: PoolState | None
+    namespaces: dict[bytes, NamespaceSpec]
+    log: EventLog
+    incarnation: int
+
+
+class PoolRequests:
+    """Handlers by type of request."""
+
+    def __init__(self, node: PoolOwner) -> None:
+        self._node = node
+
+    def handlers(self) -> dict[type, Handler]:
+        return {
+            Lookup: self._lookup,
+            PrepareLoad: self._prepare_load,
+            PinPrefix: self._pin_prefix,
+            PrepareStore: self._prepare_store,
+            Promote: self._promote,
+            Hint: self._hint,
+            Holds: self._holds,
+            CompleteStore: self._complete_store,
+            Release: self._release,
+            Renew: self._renew,
+            ReportCorrupt: self._report_corrupt,
+        }
+
+    @property
+    def _now(self) -> float:
+        return self._node.clock.monotonic()
+
+    def _lookup(self, session: Session, body: Lookup) -> ReplyBody:
+        pool = self._node.pool
+        return LookupReply(0) if pool is None else pool.lookup(body.namespace, body.block_hashes)
+
+    def _prepare_load(self, session: Session, body: PrepareLoad) -> ReplyBody:
+        pool = self._node.pool
+        if pool is None:
+            return PreparedLoad([])
+        owner = OwnerId(body.owner)
+        slots = pool.prepare_load(
+            session.client, owner, body.namespace, body.block_hashes, self._now
+        )
+        return PreparedLoad(slots)
+
+    def _pin_prefix(self, session: Session, body: PinPrefix) -> ReplyBody:
+        pool = self._node.pool
+        if pool is None:
+            return Done(0)
+        owner = OwnerId(body.owner)
+        return Done(
+            pool.pin_prefix(session.client, owner, body.namespace, body.block_hashes, self._now)
+        )
+
+    def _prepare_store(self, session: Session, body: PrepareStore) -> ReplyBody:
+        pool = self._node.pool
+        if pool is None or body.namespace not in self._node.namespaces:
+            return Refused(
+                "unknown_namespace",
+                f"namespace {body.namespace.hex()}: no worker has brought it to this agent. "
+                "Send it with Hello first.",
+            )
+        return pool.prepare_store(
+            session.client,
+            OwnerId(body.owner),
+            body.namespace,
+            body.parent,
+            body.block_hashes,
+            self._now,
+        )
+
+    def _promote(self, session: Session, body: Promote) -> ReplyBody:
+        pool = self._node.pool
+        if pool is None:
+            return LookupReply(0)
+        owner = OwnerId(body.owner)
+        pool.pin_prefix(session.client, owner, body.namespace, body.block_hashes, self._now)
+        return pool.lookup(body.namespace, body.block_hashes)
+
+    def _hint(self, session: Session, body: Hint) -> ReplyBody:
+        return Done(0)
+
+    def _holds(self, session: Session, body: Holds) -> ReplyBody:
+        pool, log = self._node.pool, self._node.log
+        tiers = "-" * len(body.block_hashes)
+        if pool is not None:
+            tiers = pool.holds(body.namespace, body.block_hashes)
+        return HoldsReply(self._node.incarnation, log.sequence, tiers)
+
+    def _complete_store(self, session: Session, body: CompleteStore) -> ReplyBody:
+        pool = self._node.pool
+        if pool is None:
+            return Done(0)
+        return Done(pool.complete_store(self._now, body.stored, body.failed))
+
+    def _release(self, session: Session, body: Release) -> ReplyBody:
+        pool = self._node.pool
+        return Done(0 if pool is None else pool.release(OwnerId(body.owner), self._now))
+
+    def _renew(self, session: Session, body: Renew) -> ReplyBody:
+        pool = self._node.pool
+        return Done(0 if pool is None else pool.renew(map(OwnerId, body.owners), self._now))
+
+    def _report_corrupt(self, session: Session, body: ReportCorrupt) -> ReplyBody:
+        pool = self._node.pool
+        if pool is None:
+            return Done(0)
+        return Done(
+            pool.report_corrupt(body.namespace, body.block_hash, body.slot, body.generation)
+        )
