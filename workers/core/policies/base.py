@@ -1,11 +1,58 @@
-"""The seam between the pool and what decides which block goes first."""
+"""The seam between the pool and what decides which block goes first.
+
+    Block states, as a policy sees them:  stored -> candidate <-> withheld -> removed | evicted
+
+One eviction takes one or several blocks, from one policy or from several of one kind (a pool that
+keeps a policy for each tenant), and is all or nothing: see `Eviction`.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import ClassVar, Literal, NamedTuple, Self
 
 from workers.core.ids import BlockHash
+from workers.core.policies.params import Param, resolve
+
+SessionHint = Literal["continue", "over"]
+
+
+class BlockUse(NamedTuple):
+    """What one policy tells the next when they are switched. Times are the policy's seconds."""
+
+    key: BlockHash
+    last_use: float
+    uses: int
+    candidate: bool
+
+
+class Victim(NamedTuple):
+    """A block that is to go. `worth` compares between policies of one kind and parameters."""
+
+    key: BlockHash
+    worth: float
+    last_use: float
+    uses: int
+
+
+class Entry:
+    """What a policy knows of a stored block. `rank` and `tick` order; the rest is the policy's."""
+
+    __slots__ = (
+        "candidate", "group", "key", "last_use", "queued", "rank", "request", "tick", "uses",
+    )  # fmt: skip
+
+    def __init__(self, key: BlockHash, now: float, request: str) -> None:
+        self.key = key
+        self.rank = now
+        self.tick = 0
+        self.queued = 0  # tick of the entry's live place in the order, 0 without one
+        self.last_use = now
+        self.uses = 1
+        self.request = request
+        self.candidate = False
+        self.group = 0
 
 
 class EvictionPolicy(ABC):
@@ -14,38 +61,245 @@ class EvictionPolicy(ABC):
     The pool offers a block when it is readable, unpinned and without children, and withholds it
     when one of these ends; so a policy never meets a pinned, pending or needed block, and the
     tail of a chain goes before its head whatever the policy. Blocks are told by `stored` before
-    anything else. No call blocks, reads a clock or keeps an argument. Not thread-safe.
+    anything else. `now` is in seconds and never goes back. No call blocks, reads a clock or keeps
+    an argument. Not thread-safe.
+
+    `request` says who uses a block: the same one again is the same use, "" is always a new one.
+    `label` is what the gateway knows of the request's kind; policies that learn by it say so.
     """
 
-    @abstractmethod
-    def stored(self, key: BlockHash, now: float) -> None:
+    name: ClassVar[str] = ""
+    declared: ClassVar[Mapping[str, Param]] = {}
+    keeps_partial_blocks: ClassVar[bool] = False
+    """Whether a bench on traces lets it store the partly filled last block; the pool never does."""
+
+    def __init__(self, params: Mapping[str, float] | None = None) -> None:
+        self.params = resolve(self.name, self.declared, params or {})
+        self._entries: dict[BlockHash, Entry] = {}
+        self._num_candidates = 0
+        self._tick = 0
+        self._picked: list[Entry] = []
+        self._uncovered: list[Entry] = []
+
+    # --- what happens to blocks -------------------------------------------------------------
+
+    def stored(self, key: BlockHash, now: float, label: str = "", request: str = "") -> None:
         """A block became readable. It is no candidate yet."""
+        if key in self._entries:
+            self.removed(key)
+        entry = Entry(key, now, request)
+        self._entries[key] = entry
+        self._arrive(entry, now, label)
 
     @abstractmethod
-    def accessed(self, keys: Sequence[BlockHash], now: float) -> None:
-        """A request uses this chain, head first. Keys never stored are to be ignored."""
+    def accessed(
+        self, keys: Sequence[BlockHash], now: float, label: str = "", request: str = ""
+    ) -> None:
+        """A request uses this chain, head first. Keys that are not stored are ignored."""
 
     @abstractmethod
+    def hint(self, keys: Sequence[BlockHash], session: SessionHint, now: float) -> None:
+        """The session of this chain goes on, or is over: its blocks are worth more, or less.
+
+        Never more than a change of order: no block becomes a candidate or leaves by it.
+        """
+
     def removed(self, key: BlockHash) -> None:
         """A block left without the policy's doing. Idempotent."""
+        entry = self._entries.pop(key, None)
+        if entry is not None:
+            if entry.candidate:
+                entry.candidate = False
+                self._num_candidates -= 1
+            self._leave(entry)
 
-    @abstractmethod
     def offer(self, key: BlockHash) -> None:
         """The block is a candidate from now on. Idempotent."""
+        entry = self._entries.get(key)
+        if entry is not None and not entry.candidate:
+            entry.candidate = True
+            self._num_candidates += 1
+            self._enqueue(entry)
 
-    @abstractmethod
     def withhold(self, key: BlockHash) -> None:
         """The block is no candidate any more. Idempotent."""
+        entry = self._entries.get(key)
+        if entry is not None and entry.candidate:
+            entry.candidate = False
+            self._num_candidates -= 1
 
-    @abstractmethod
+    def num_candidates(self) -> int:
+        return self._num_candidates
+
+    # --- evicting ---------------------------------------------------------------------------
+
     def evict(
-        self, num_blocks: int, uncovers: Callable[[BlockHash], BlockHash | None]
+        self,
+        num_blocks: int,
+        uncovers: Callable[[BlockHash], BlockHash | None],
+        now: float = 0.0,
     ) -> list[BlockHash] | None:
         """Exactly `num_blocks` victims in order, each forgotten; or None, with nothing changed.
 
-        `uncovers(victim)` must be called once for each victim as it is chosen: it names the
-        parent where that becomes a candidate by it. Such a parent stays one if it is not taken.
+        `uncovers(victim)` is called once for each victim as it is chosen: it names the parent
+        where that becomes a candidate by it. Such a parent stays one if it is not taken.
         """
+        eviction = Eviction(now)
+        for _ in range(num_blocks):
+            victim = eviction.take([self])
+            if victim is None:
+                eviction.rollback()
+                return None
+            parent = uncovers(victim.key)
+            if parent is not None:
+                eviction.uncover(self, parent)
+        return [victim.key for victim in eviction.commit()]
 
     @abstractmethod
-    def num_candidates(self) -> int: ...
+    def next_worth(self, now: float) -> float | None:
+        """What the next victim is worth; None without a candidate. Changes no choice.
+
+        Compares between policies of one kind and equal parameters that share one clock.
+        """
+
+    def pick(self, now: float) -> Victim | None:
+        """Take the candidate that is worth least; `commit` or `rollback` must follow."""
+        entry = self._pop(now)
+        if entry is None:
+            return None
+        entry.candidate = False
+        self._num_candidates -= 1
+        self._picked.append(entry)
+        return Victim(entry.key, self._worth(entry, now), entry.last_use, entry.uses)
+
+    def uncover(self, key: BlockHash) -> None:
+        """`offer`, as part of an eviction that may be rolled back."""
+        entry = self._entries.get(key)
+        if entry is not None and not entry.candidate:
+            self._uncovered.append(entry)
+            self.offer(key)
+
+    def commit(self) -> None:
+        """Forget what was picked."""
+        for entry in self._picked:
+            del self._entries[entry.key]
+            self._evicted(entry)
+        self._picked.clear()
+        self._uncovered.clear()
+
+    def rollback(self) -> None:
+        """As if nothing had been picked or uncovered since the last commit."""
+        for entry in reversed(self._picked):
+            self.offer(entry.key)
+        for entry in self._uncovered:
+            self.withhold(entry.key)
+        self._picked.clear()
+        self._uncovered.clear()
+
+    # --- settings and switching -------------------------------------------------------------
+
+    def tune(self, params: Mapping[str, float], now: float) -> None:
+        """Take new values of these parameters; the order of blocks changes at once. ConfigError."""
+        old = self.params
+        self.params = resolve(self.name, self.declared, {**old, **params})
+        if self.params != old:
+            self._tuned(old, now)
+
+    def sibling(self) -> Self:
+        """Another policy of this kind and these parameters, without blocks, for a part of a pool.
+
+        What is remembered of evicted blocks and learned of requests is shared with this one.
+        """
+        return type(self)(self.params)
+
+    def export(self) -> list[BlockUse]:
+        """All stored blocks, least recently used first."""
+        entries = sorted(self._entries.values(), key=lambda entry: (entry.last_use, entry.tick))
+        return [BlockUse(e.key, e.last_use, e.uses, e.candidate) for e in entries]
+
+    def adopt(self, blocks: Iterable[BlockUse], now: float) -> None:
+        """Take over the blocks of another policy, in its order, with its candidates."""
+        for block in blocks:
+            self.stored(block.key, block.last_use)
+            self._remember(self._entries[block.key], block.uses, now)
+            if block.candidate:
+                self.offer(block.key)
+
+    # --- for policies -----------------------------------------------------------------------
+
+    def _next_tick(self) -> int:
+        self._tick += 1
+        return self._tick
+
+    @abstractmethod
+    def _arrive(self, entry: Entry, now: float, label: str) -> None:
+        """Give a new entry its place."""
+
+    @abstractmethod
+    def _enqueue(self, entry: Entry) -> None:
+        """The entry became a candidate."""
+
+    @abstractmethod
+    def _pop(self, now: float) -> Entry | None:
+        """Take the least candidate out of the order; it stays an entry."""
+
+    @abstractmethod
+    def _worth(self, entry: Entry, now: float) -> float: ...
+
+    @abstractmethod
+    def _tuned(self, old: Mapping[str, float], now: float) -> None:
+        """`params` were `old` until now."""
+
+    @abstractmethod
+    def _leave(self, entry: Entry) -> None:
+        """The entry is gone, not by eviction."""
+
+    @abstractmethod
+    def _evicted(self, entry: Entry) -> None:
+        """The entry is gone by eviction."""
+
+    def _remember(self, entry: Entry, uses: int, now: float) -> None:
+        """An adopted entry had so many uses, the last at `entry.last_use`."""
+        entry.uses = uses
+
+
+class Eviction:
+    """Victims from one or several policies of one kind, all or none.
+
+    Take victims one by one, uncovering parents as they become childless; then `commit`, or
+    `rollback`, by which every policy is as it was. Nothing else may be asked of the policies
+    between the first `take` and the end.
+    """
+
+    def __init__(self, now: float) -> None:
+        self._now = now
+        self._policies: dict[int, EvictionPolicy] = {}
+        self.victims: list[Victim] = []
+
+    def take(self, among: Sequence[EvictionPolicy]) -> Victim | None:
+        """The candidate worth least among these policies; None where none has one."""
+        policy = among[0] if len(among) == 1 else self._least(among)
+        victim = policy.pick(self._now) if policy is not None else None
+        if policy is not None and victim is not None:
+            self._policies[id(policy)] = policy
+            self.victims.append(victim)
+        return victim
+
+    def uncover(self, policy: EvictionPolicy, key: BlockHash) -> None:
+        """A victim's parent became a candidate of this policy."""
+        self._policies[id(policy)] = policy
+        policy.uncover(key)
+
+    def commit(self) -> list[Victim]:
+        for policy in self._policies.values():
+            policy.commit()
+        return self.victims
+
+    def rollback(self) -> None:
+        for policy in self._policies.values():
+            policy.rollback()
+
+    def _least(self, among: Sequence[EvictionPolicy]) -> EvictionPolicy | None:
+        worths = ((policy.next_worth(self._now), policy) for policy in among)
+        known = [(worth, policy) for worth, policy in worths if worth is not None]
+        return min(known, key=lambda pair: pair[0])[1] if known else None

@@ -2,95 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from heapq import heapify, heappop, heappush
-from typing import Final
+from collections.abc import Sequence
 
 from workers.core.ids import BlockHash
-from workers.core.policies.base import EvictionPolicy
+from workers.core.policies.base import Entry, SessionHint
+from workers.core.policies.params import Param
+from workers.core.policies.ranked import RankedPolicy
 
-_MIN_HEAP_ENTRIES: Final = 64
+HINT_MEANING = (
+    "by how many seconds a session's end or continuation makes its blocks older or younger"
+)
 
 
-class LruPolicy(EvictionPolicy):
-    """A heap with lazy entries: one that is out of date is dropped or put right when met."""
+class LruPolicy(RankedPolicy):
+    """`rank` is the time of the last use, moved by hints."""
 
-    def __init__(self) -> None:
-        self._tick = 0
-        self._used: dict[BlockHash, int] = {}
-        self._candidates: set[BlockHash] = set()
-        self._heap: list[tuple[int, BlockHash]] = []
+    name = "lru"
+    declared = {"hint_seconds": Param(600, 0, 86_400, HINT_MEANING)}
+    keeps_partial_blocks = True
 
-    def stored(self, key: BlockHash, now: float) -> None:
-        self._tick += 1
-        self._used[key] = self._tick
-
-    def accessed(self, keys: Sequence[BlockHash], now: float) -> None:
-        for key in reversed(keys):  # tail first, so that the tail is the older
-            if key in self._used:
-                self._tick += 1
-                self._used[key] = self._tick
-
-    def removed(self, key: BlockHash) -> None:
-        self._used.pop(key, None)
-        self._candidates.discard(key)
-
-    def offer(self, key: BlockHash) -> None:
-        if key not in self._candidates:
-            self._candidates.add(key)
-            self._push(key)
-
-    def withhold(self, key: BlockHash) -> None:
-        self._candidates.discard(key)
-
-    def evict(
-        self, num_blocks: int, uncovers: Callable[[BlockHash], BlockHash | None]
-    ) -> list[BlockHash] | None:
-        victims: list[tuple[BlockHash, int]] = []
-        uncovered: list[tuple[BlockHash, int]] = []
-        while len(victims) < num_blocks:
-            victim = self._pop()
-            if victim is None:
-                self._restore(victims, uncovered)
-                return None
-            used = self._used.pop(victim)
-            victims.append((victim, used))
-            parent = uncovers(victim)
-            if parent is not None:
-                uncovered.append((parent, self._used[parent]))
-                self._used[parent] = max(self._used[parent], used)
-                self.offer(parent)
-        return [key for key, _ in victims]
-
-    def num_candidates(self) -> int:
-        return len(self._candidates)
-
-    def _pop(self) -> BlockHash | None:
-        """Take the oldest candidate."""
-        while self._heap:
-            used, key = heappop(self._heap)
-            if key not in self._candidates:
-                continue
-            if self._used[key] != used:
-                heappush(self._heap, (self._used[key], key))
-                continue
-            self._candidates.remove(key)
-            return key
-        return None
-
-    def _restore(
-        self, victims: list[tuple[BlockHash, int]], uncovered: list[tuple[BlockHash, int]]
+    def accessed(
+        self, keys: Sequence[BlockHash], now: float, label: str = "", request: str = ""
     ) -> None:
-        for key, used in victims:
-            self._used[key] = used
-            self.offer(key)
-        for key, used in uncovered:
-            self._used[key] = used
-            self.withhold(key)
+        entries = self._entries
+        tick = self._tick
+        for key in reversed(keys):  # tail first, so that the tail is the older
+            entry = entries.get(key)
+            if entry is not None:
+                tick += 1
+                entry.tick = tick
+                if entry.rank < now:
+                    entry.rank = now
+                entry.last_use = now
+                if not request or entry.request != request:
+                    entry.request = request
+                    entry.uses += 1
+        self._tick = tick
 
-    def _push(self, key: BlockHash) -> None:
-        if len(self._heap) > 2 * len(self._candidates) + _MIN_HEAP_ENTRIES:
-            self._heap = [(self._used[key], key) for key in self._candidates]
-            heapify(self._heap)
-        else:
-            heappush(self._heap, (self._used[key], key))
+    def hint(self, keys: Sequence[BlockHash], session: SessionHint, now: float) -> None:
+        entries = [self._entries[key] for key in keys if key in self._entries]
+        shift = self.params["hint_seconds"]
+        for entry in entries:
+            if session == "continue":
+                entry.rank = max(entry.rank, now + shift)
+                entry.tick = self._next_tick()
+            elif entry.last_use <= entries[-1].last_use:  # others have not used it since
+                entry.rank = min(entry.rank, now - shift)
+                self._lowered(entry)
+
+    def _arrive(self, entry: Entry, now: float, label: str) -> None:
+        entry.tick = self._next_tick()

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Final
 
 from workers.core.errors import ConfigError
 from workers.core.policies.base import EvictionPolicy
 from workers.core.policies.lru import LruPolicy
+from workers.core.policies.params import Param
 
-POLICIES: dict[str, Callable[[], EvictionPolicy]] = {"lru": LruPolicy}
+POLICIES: Final[dict[str, type[EvictionPolicy]]] = {policy.name: policy for policy in (LruPolicy,)}
+POLICY_PARAMS: Final[dict[str, Mapping[str, Param]]] = {
+    name: policy.declared for name, policy in POLICIES.items()
+}
+DEFAULT_POLICY: Final = "lru"
 
 
-def make_policy(name: str) -> EvictionPolicy:
+def make_policy(name: str, params: Mapping[str, float] | None = None) -> EvictionPolicy:
+    """A policy without blocks. ConfigError names the field, its value and the way out."""
     if name not in POLICIES:
         raise ConfigError(
             "eviction", name, "no such policy", f"Take one of: {', '.join(sorted(POLICIES))}."
         )
-    return POLICIES[name]()
+    return POLICIES[name](params)
