@@ -14,6 +14,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from workers.core.cache_messages import CacheReply, CacheRequest
 from workers.core.stats_messages import NamespaceSpec, PoolStats, TierName, WorkerStatus
 
 PROTOCOL_VERSION: Final = 1
@@ -352,6 +353,7 @@ RequestBody = (
     | ReportWorkers
     | Subscribe
     | GetStats
+    | CacheRequest
 )
 ReplyBody = (
     Welcome
@@ -366,6 +368,7 @@ ReplyBody = (
     | Snapshot
     | LegReport
     | PoolStats
+    | CacheReply
 )
 
 
