@@ -6,7 +6,7 @@ from typing import Literal
 
 from workers.core.blocks import Block
 from workers.core.ids import BlockHash
-from workers.core.messages import BlocksRemoved, BlocksStored, KvEvent
+from workers.core.messages import AllBlocksCleared, BlocksRemoved, BlocksStored, KvEvent
 
 RemovalCause = Literal["capacity", "corrupt", "failed_write", "purge"]
 
@@ -35,6 +35,9 @@ class EventNotes:
             last.block_hashes.extend(keys)
         else:
             self._events.append(BlocksRemoved(namespace, list(keys), cause))
+
+    def cleared(self, namespace: bytes) -> None:
+        self._events.append(AllBlocksCleared(namespace))
 
 
 def parent_key(block: Block) -> bytes:

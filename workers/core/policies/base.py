@@ -212,6 +212,11 @@ class EvictionPolicy(ABC):
         """
         return type(self)(self.params)
 
+    def use_of(self, key: BlockHash) -> BlockUse | None:
+        """What is known of one stored block; None where it is not stored."""
+        e = self._entries.get(key)
+        return None if e is None else BlockUse(e.key, e.last_use, e.uses, e.candidate)
+
     def export(self) -> list[BlockUse]:
         """All stored blocks, least recently used first."""
         entries = sorted(self._entries.values(), key=lambda entry: (entry.last_use, entry.tick))
