@@ -1,15 +1,18 @@
 """Which node holds which blocks, as told by the nodes' KV events.
 
 Entries are beliefs tagged (node, incarnation, sequence). What a node holds is prefix-closed, so
-the longest held prefix of a chain is found by galloping: about ten set look-ups for 500 blocks.
+the longest held prefixes of a chain are found by bisection for all nodes at once
+(`workers.core.block_holders`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final, NamedTuple
 
+from workers.core.block_holders import BlockHolders, Column
 from workers.core.ids import BlockHash, Incarnation, NodeId
 from workers.core.messages import (
     AllBlocksCleared,
@@ -20,6 +23,12 @@ from workers.core.messages import (
     KvEvent,
     Snapshot,
 )
+from workers.core.stats_messages import TierName
+
+MAX_BLOCKS: Final = 8_000_000
+"""Bound of an index's blocks: about 1 GB. Beyond it the beliefs that are oldest go."""
+SWEPT_A_MESSAGE: Final = 2048
+TRIES_A_SAMPLE: Final = 256
 
 
 class Applied(StrEnum):
@@ -30,15 +39,29 @@ class Applied(StrEnum):
     RESYNC = "resync"  # something was missed: ask the node for a snapshot
 
 
-_NamespaceBlocks = dict[bytes, set[bytes]]
+class HeldPrefix(NamedTuple):
+    """Blocks from the chain's head: held at all, and of these the ones that lie in memory."""
+
+    num_held: int
+    num_in_memory: int
+
+
+class Claim(NamedTuple):
+    """The belief that a node holds a block, and where."""
+
+    node_id: NodeId
+    namespace: bytes
+    block_hash: bytes
+    tier: TierName
 
 
 @dataclass(slots=True)
 class _Node:
+    node_id: NodeId
     incarnation: int
     sequence: int
-    blocks: _NamespaceBlocks = field(default_factory=dict)
-    staged: _NamespaceBlocks | None = None  # parts of a snapshot that has not ended yet
+    columns: dict[bytes, Column] = field(default_factory=dict)  # by namespace
+    staged: dict[bytes, Column] | None = None  # parts of a snapshot that has not ended yet
     synced: bool = True
 
 
@@ -46,19 +69,52 @@ class PrefixIndex:
     """Beliefs about many nodes. No method blocks; no result refers to inner state.
 
     After `RESYNC` the old beliefs stay in use (a wrong one costs a miss, never a wrong answer)
-    until a snapshot replaces them; a new incarnation drops them at once.
+    until a snapshot replaces them; a new incarnation drops them at once. At most `max_blocks` are
+    kept; of a chain whose older part went only a miss is left, until its nodes tell of it again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
+        self.max_blocks = max_blocks
+        self.num_dropped = 0  # blocks forgotten because of the bound
         self._nodes: dict[NodeId, _Node] = {}
+        self._spaces: dict[bytes, BlockHolders] = {}
+        self._sample_keys: dict[bytes, list[bytes]] = {}
+
+    # --- telling ----------------------------------------------------------------------------
 
     def apply(self, message: EventBatch | Snapshot) -> Applied:
         """Take in what a node sent, in the order it came."""
         match message:
             case EventBatch():
-                return self._apply_batch(message)
+                applied = self._apply_batch(message)
             case Snapshot():
-                return self._apply_snapshot(message)
+                applied = self._apply_snapshot(message)
+        self._tidy()
+        return applied
+
+    def drop_node(self, node_id: NodeId) -> None:
+        """Forget a node; unknown ones are fine."""
+        node = self._nodes.pop(node_id, None)
+        if node is not None:
+            self._close(node.columns)
+            self._close(node.staged or {})
+
+    def drop_claims(self, claims: Iterable[Claim]) -> None:
+        """Forget single beliefs that were found wrong; what follows them in a chain stays."""
+        for claim in claims:
+            node = self._nodes.get(claim.node_id)
+            column = node.columns.get(claim.namespace) if node is not None else None
+            if node is not None and column is not None:
+                self._spaces[claim.namespace].remove(column, [claim.block_hash])
+                self._close_if_empty(node.columns, claim.namespace)
+
+    def mistrust(self, node_id: NodeId) -> None:
+        """Have `position` ask for a snapshot of this node; its beliefs stay in use until then."""
+        node = self._nodes.get(node_id)
+        if node is not None:
+            node.synced = False
+
+    # --- asking -----------------------------------------------------------------------------
 
     def held_lengths(
         self,
@@ -66,14 +122,31 @@ class PrefixIndex:
         block_hashes: Sequence[BlockHash],
         nodes: Collection[NodeId] | None = None,
     ) -> dict[NodeId, int]:
-        """For each node (or each known one of `nodes`): blocks it holds from the chain's head."""
-        lengths: dict[NodeId, int] = {}
-        for node_id in self._nodes if nodes is None else nodes:
-            node = self._nodes.get(node_id)
-            if node is not None:
-                held = node.blocks.get(namespace)
-                lengths[node_id] = held_prefix(held.__contains__, block_hashes) if held else 0
+        """For each node (or each known one of `nodes`): blocks it holds from the chain's head.
+
+        In any tier; `held_prefixes` says which part of it lies in memory.
+        """
+        lengths = self._none_held(nodes)
+        space = self._spaces.get(namespace)
+        if space is not None:
+            _spread(space, space.held(block_hashes), lengths, partial=nodes is not None)
         return lengths
+
+    def held_prefixes(
+        self,
+        namespace: bytes,
+        block_hashes: Sequence[BlockHash],
+        nodes: Collection[NodeId] | None = None,
+    ) -> dict[NodeId, HeldPrefix]:
+        """As `held_lengths`, with the part that can be read without waiting for an SSD."""
+        held = self.held_lengths(namespace, block_hashes, nodes)
+        in_memory = held
+        space = self._spaces.get(namespace)
+        if space is not None and self._any_on_disk(namespace):
+            in_memory = self._none_held(nodes)
+            groups = space.held_in_memory(block_hashes[: max(held.values(), default=0)])
+            _spread(space, groups, in_memory, partial=nodes is not None)
+        return {node: HeldPrefix(held[node], in_memory[node]) for node in held}
 
     def position(self, node_id: NodeId) -> tuple[Incarnation, int]:
         """(incarnation, sequence) to subscribe from; (0, 0) asks for a snapshot."""
@@ -82,9 +155,35 @@ class PrefixIndex:
             return Incarnation(0), 0
         return Incarnation(node.incarnation), node.sequence
 
-    def drop_node(self, node_id: NodeId) -> None:
-        """Forget a node; unknown ones are fine."""
-        self._nodes.pop(node_id, None)
+    def tier_of(self, node_id: NodeId, namespace: bytes, block_hash: bytes) -> TierName | None:
+        """Where the node is believed to have this block; None: nowhere."""
+        node = self._nodes.get(node_id)
+        column = node.columns.get(namespace) if node is not None else None
+        if column is None:
+            return None
+        on_disk = self._spaces[namespace].on_disk(column, block_hash)
+        return None if on_disk is None else _tier(on_disk)
+
+    def sample(self, node_id: NodeId, count: int, picks: Iterable[int]) -> list[Claim]:
+        """At most `count` claims about a node, chosen by random numbers `picks`.
+
+        For a node that holds little of what is known, few or none may be found at a time.
+        """
+        node = self._nodes.get(node_id)
+        weights = [] if node is None else [(c.num_blocks, ns) for ns, c in node.columns.items()]
+        total = sum(weight for weight, _ in weights)
+        claims: dict[bytes, Claim] = {}
+        if node is None or not total:
+            return []
+        for _, pick in zip(range(count * TRIES_A_SAMPLE), picks, strict=False):
+            namespace = _weighted(weights, pick % total)
+            key = self._random_key(namespace, pick // total)
+            on_disk = self._spaces[namespace].on_disk(node.columns[namespace], key)
+            if on_disk is not None:
+                claims[key] = Claim(node_id, namespace, key, _tier(on_disk))
+            if len(claims) == count:
+                break
+        return list(claims.values())
 
     def nodes(self) -> list[NodeId]:
         return list(self._nodes)
@@ -92,7 +191,18 @@ class PrefixIndex:
     def num_blocks(self, node_id: NodeId | None = None) -> int:
         """Blocks held by one node, or entries over all of them."""
         nodes = self._nodes.values() if node_id is None else [self._nodes[node_id]]
-        return sum(len(held) for node in nodes for held in node.blocks.values())
+        return sum(column.num_blocks for node in nodes for column in node.columns.values())
+
+    def num_on_disk(self, node_id: NodeId) -> int:
+        """Of a node's blocks, those on SSD only."""
+        return sum(column.num_on_disk for column in self._nodes[node_id].columns.values())
+
+    @property
+    def num_distinct(self) -> int:
+        """Blocks that take up memory, however many nodes hold each."""
+        return sum(len(space.masks) for space in self._spaces.values())
+
+    # --- inside -----------------------------------------------------------------------------
 
     def _apply_batch(self, batch: EventBatch) -> Applied:
         node = self._current(NodeId(batch.node_id), batch.incarnation)
@@ -105,7 +215,7 @@ class PrefixIndex:
         if batch.sequence <= node.sequence:
             return Applied.STALE
         for event in batch.events[node.sequence + 1 - first :]:
-            _apply_event(node.blocks, event)
+            self._apply_event(node, node.columns, event)
         node.sequence = batch.sequence
         return Applied.APPLIED
 
@@ -114,23 +224,101 @@ class PrefixIndex:
         if node is None:
             return Applied.STALE
         if part.first:
+            self._close(node.staged or {})
             node.staged = {}
         if node.staged is None:
             node.synced = False
             return Applied.RESYNC
         for run in part.runs:
-            _apply_event(node.staged, run)
+            self._apply_event(node, node.staged, run)
         if part.last:
-            node.blocks, node.staged = node.staged, None
+            self._close(node.columns)
+            node.columns, node.staged = node.staged, None
+            for namespace, column in node.columns.items():
+                self._spaces[namespace].go_live(column)
             node.sequence, node.synced = part.sequence, True
         return Applied.APPLIED
+
+    def _apply_event(self, node: _Node, columns: dict[bytes, Column], event: KvEvent) -> None:
+        match event:
+            case BlocksStored():
+                self._store(node, columns, event)
+            case BlocksMoved():
+                column = columns.get(event.namespace)
+                if column is not None:
+                    on_disk = event.tier == "ssd"
+                    self._spaces[event.namespace].move(column, event.block_hashes, on_disk=on_disk)
+            case BlocksRemoved():
+                column = columns.get(event.namespace)
+                if column is not None:
+                    self._spaces[event.namespace].remove(column, event.block_hashes)
+                    self._close_if_empty(columns, event.namespace)
+            case AllBlocksCleared():
+                column = columns.pop(event.namespace, None)
+                if column is not None:
+                    self._close({event.namespace: column})
+
+    def _store(self, node: _Node, columns: dict[bytes, Column], event: BlocksStored) -> None:
+        space = self._spaces.get(event.namespace)
+        if space is None:
+            space = self._spaces[event.namespace] = BlockHolders()
+        column = columns.get(event.namespace)
+        if column is None:
+            column = columns[event.namespace] = space.open(node.node_id)
+            if columns is node.columns:
+                space.go_live(column)
+        space.store(
+            column,
+            event.block_hashes,
+            on_disk=event.tier == "ssd",
+            refresh=len(space.masks) > self.max_blocks // 2,  # what is told of again is young
+        )
 
     def _current(self, node_id: NodeId, incarnation: int) -> _Node | None:
         """The node in this incarnation, fresh and empty if it is new; None for an older one."""
         node = self._nodes.get(node_id)
         if node is None or incarnation > node.incarnation:
-            node = self._nodes[node_id] = _Node(incarnation, sequence=0)
+            self.drop_node(node_id)
+            node = self._nodes[node_id] = _Node(node_id, incarnation, sequence=0)
         return node if node.incarnation == incarnation else None
+
+    def _close_if_empty(self, columns: dict[bytes, Column], namespace: bytes) -> None:
+        if not columns[namespace].num_blocks:
+            self._close({namespace: columns.pop(namespace)})
+
+    def _close(self, columns: dict[bytes, Column]) -> None:
+        for namespace, column in columns.items():
+            self._spaces[namespace].close(column)
+
+    def _tidy(self) -> None:
+        """Sweep a little, keep the bound, forget namespaces of which nothing is left."""
+        for namespace, space in list(self._spaces.items()):
+            space.sweep(SWEPT_A_MESSAGE)
+            if space.is_empty:
+                del self._spaces[namespace]
+                self._sample_keys.pop(namespace, None)
+        excess = self.num_distinct - self.max_blocks
+        if excess > 0:
+            largest = max(self._spaces.values(), key=lambda space: len(space.masks))
+            room = self.max_blocks // 64  # dropped in strides: each one skips what is gone before
+            self.num_dropped += largest.drop_oldest(excess + room)
+
+    def _none_held(self, nodes: Collection[NodeId] | None) -> dict[NodeId, int]:
+        if nodes is None:
+            return dict.fromkeys(self._nodes, 0)
+        return {node: 0 for node in nodes if node in self._nodes}
+
+    def _any_on_disk(self, namespace: bytes) -> bool:
+        columns = (node.columns.get(namespace) for node in self._nodes.values())
+        return any(column is not None and column.num_on_disk for column in columns)
+
+    def _random_key(self, namespace: bytes, pick: int) -> bytes:
+        """From a list that is read anew when many of it have gone or come."""
+        masks = self._spaces[namespace].masks
+        keys = self._sample_keys.get(namespace)
+        if keys is None or not 0.9 * len(keys) <= len(masks) <= 1.1 * len(keys):
+            keys = self._sample_keys[namespace] = list(masks)
+        return keys[pick % len(keys)]
 
 
 def held_prefix(holds: Callable[[bytes], bool], block_hashes: Sequence[bytes]) -> int:
@@ -149,17 +337,23 @@ def held_prefix(holds: Callable[[bytes], bool], block_hashes: Sequence[bytes]) -
     return low
 
 
-def _apply_event(blocks: _NamespaceBlocks, event: KvEvent) -> None:
-    match event:
-        case BlocksStored():
-            blocks.setdefault(event.namespace, set()).update(event.block_hashes)
-        case BlocksRemoved():
-            held = blocks.get(event.namespace)
-            if held is not None:
-                held.difference_update(event.block_hashes)
-                if not held:
-                    del blocks[event.namespace]
-        case BlocksMoved():
-            pass  # held before and after
-        case AllBlocksCleared():
-            blocks.pop(event.namespace, None)
+def _spread(
+    space: BlockHolders, groups: list[tuple[int, int]], lengths: dict[NodeId, int], *, partial: bool
+) -> None:
+    """Write each group's length to its nodes; `partial`: only to those that are asked for."""
+    for length, held_bits in groups:
+        for node in space.names(held_bits):
+            if not partial or node in lengths:
+                lengths[node] = length
+
+
+def _tier(on_disk: bool) -> TierName:
+    return "ssd" if on_disk else "dram"
+
+
+def _weighted(weights: list[tuple[int, bytes]], pick: int) -> bytes:
+    for weight, name in weights:
+        if pick < weight:
+            return name
+        pick -= weight
+    raise AssertionError("pick is beyond the sum of the weights")
