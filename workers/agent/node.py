@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
+from workers.agent.cache_ops import CacheOps
 from workers.agent.events import EventLog, Subscriber
 from workers.agent.handshake import (
     MAX_NAMESPACES,
@@ -90,6 +91,7 @@ class Node:
         self.pool_requests = PoolRequests(self)
         self._handlers: dict[type, Callable[[Session, Any], ReplyBody]] = {
             **self.pool_requests.handlers(),
+            **CacheOps(self).handlers(),
             LegReport: self._leg_report,
             ReportWorkers: self._report_workers,
             Subscribe: self._subscribe,

@@ -45,7 +45,6 @@ class ChainInfo(msgspec.Struct, frozen=True):
     pinned_by: list[str]  # names of the operators' pins on its last block
     hits: int | None = None  # uses of its last block since it was stored
     idle_seconds: float | None = None  # since the last use
-    age_seconds: float | None = None  # since it was stored
 
 
 class PinInfo(msgspec.Struct, frozen=True):
