@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+import msgspec
+
 from workers.core.numbers import duration
 
 SloMode = Literal["off", "observe", "enforce"]
@@ -19,8 +21,7 @@ class Slo:
     retry_after_max_seconds: int = 30
 
 
-@dataclass(frozen=True, slots=True)
-class Predicted:
+class Predicted(msgspec.Struct, frozen=True, gc=False):
     """What the chosen pair would give. `wait_seconds` is the part that passes by waiting."""
 
     ttft_seconds: float
@@ -28,8 +29,7 @@ class Predicted:
     tbt_seconds: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Admission:
+class Admission(msgspec.Struct, frozen=True, gc=False):
     """`reason` is empty where the prediction keeps the SLO; `retry_after_seconds` on a no."""
 
     admitted: bool

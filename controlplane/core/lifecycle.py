@@ -8,6 +8,8 @@ waiting -> prefilling -> handing_over -> decoding -> done
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+import msgspec
+
 
 class State(StrEnum):
     """Where a request is; the last four are ends."""
@@ -28,52 +30,43 @@ ENDS = frozenset({State.DONE, State.FAILED, State.CANCELLED, State.REJECTED})
 # --- events ---
 
 
-@dataclass(frozen=True, slots=True)
-class Rejected:
+class Rejected(msgspec.Struct, frozen=True, gc=False):
     """Admission said no."""
 
 
-@dataclass(frozen=True, slots=True)
-class SlotTaken:
+class SlotTaken(msgspec.Struct, frozen=True, gc=False):
     """The request holds a decode slot of this worker (again after a move)."""
 
     worker_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillStarted:
+class PrefillStarted(msgspec.Struct, frozen=True, gc=False):
     """Leg 1 goes to this worker."""
 
     worker_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillEnded:
+class PrefillEnded(msgspec.Struct, frozen=True, gc=False):
     """Leg 1 is over: served, or failed with another try or decode-side prefill to follow."""
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeStarted:
+class DecodeStarted(msgspec.Struct, frozen=True, gc=False):
     """Leg 2 goes out."""
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeRetried:
+class DecodeRetried(msgspec.Struct, frozen=True, gc=False):
     """Leg 2 failed before its first byte; it will be tried elsewhere."""
 
 
-@dataclass(frozen=True, slots=True)
-class Finished:
+class Finished(msgspec.Struct, frozen=True, gc=False):
     """The answer is complete."""
 
 
-@dataclass(frozen=True, slots=True)
-class Failed:
+class Failed(msgspec.Struct, frozen=True, gc=False):
     """No answer, or a broken one."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClientLeft:
+class ClientLeft(msgspec.Struct, frozen=True, gc=False):
     """The client closed its connection."""
 
 
@@ -93,27 +86,23 @@ Event = (
 # --- commands ---
 
 
-@dataclass(frozen=True, slots=True)
-class EndPrefillLoad:
+class EndPrefillLoad(msgspec.Struct, frozen=True, gc=False):
     """The leg no longer counts in the worker's queue."""
 
     worker_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class FreeSlot:
+class FreeSlot(msgspec.Struct, frozen=True, gc=False):
     """Give the decode slot back."""
 
     worker_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class ReleasePins:
+class ReleasePins(msgspec.Struct, frozen=True, gc=False):
     """Tell the agents that the transfer's pins may end."""
 
 
-@dataclass(frozen=True, slots=True)
-class CloseRecord:
+class CloseRecord(msgspec.Struct, frozen=True, gc=False):
     """The decision record is complete but for late leg reports."""
 
     state: State

@@ -7,6 +7,8 @@ the prior answers, and it fades as they come.
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
 FORGETTING: Final = 0.98
 """Weight of a sample against the next one: about the last 50 count."""
 _MAX_COVARIANCE: Final = 1e6  # forgetting without excitation must not blow up
@@ -122,8 +124,7 @@ class Average:
         self.value = sample if old is None else old + self.weight * (sample - old)
 
 
-@dataclass(slots=True)
-class _Queued:
+class _Queued(msgspec.Struct):
     predicted_seconds: float
     started_at: float
 

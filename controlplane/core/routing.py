@@ -27,8 +27,7 @@ class TransferCost:
         return self.base_seconds + self.seconds_per_token * tokens
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillOption:
+class PrefillOption(msgspec.Struct, frozen=True, gc=False):
     """A prefill worker that may take the request."""
 
     worker_id: str
@@ -53,8 +52,7 @@ class PrefillCandidate(msgspec.Struct, frozen=True):
     verdict: str
 
 
-@dataclass(frozen=True, slots=True)
-class DecodeOption:
+class DecodeOption(msgspec.Struct, frozen=True, gc=False):
     """A decode worker that may take the request."""
 
     worker_id: str
@@ -75,8 +73,7 @@ class DecodeCandidate(msgspec.Struct, frozen=True):
     verdict: str
 
 
-@dataclass(frozen=True, slots=True)
-class Priced:
+class Priced(msgspec.Struct, frozen=True, gc=False):
     """One option with its terms."""
 
     option: PrefillOption

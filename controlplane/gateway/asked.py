@@ -1,6 +1,6 @@
 """What a client asks, as understood so far."""
 
-from dataclasses import dataclass
+import msgspec
 
 from controlplane.gateway.bodies import ClientBody
 from controlplane.gateway.server import Request
@@ -9,8 +9,7 @@ MAX_ECHOED_ID = 200
 """Bytes of a client's own request id; a longer one comes back as ours."""
 
 
-@dataclass(slots=True)
-class Asked:
+class Asked(msgspec.Struct):
     """A request of /v1 with its ids, tenant and prompts (None: tokens unknown)."""
 
     request: Request

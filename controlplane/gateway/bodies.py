@@ -5,7 +5,6 @@ parameters put in front.
 """
 
 import hashlib
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -28,8 +27,7 @@ _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
 
 
-@dataclass(slots=True)
-class ClientBody:
+class ClientBody(msgspec.Struct):
     """A client's body: its bytes, and the fields decoded."""
 
     raw: bytes

@@ -1,6 +1,5 @@
 """The two legs of one request on the wire: one try each, with its outcome in words."""
 
-from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
@@ -25,8 +24,7 @@ class LegError(Exception):
         self.unreachable = unreachable
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerAnswer:
+class WorkerAnswer(msgspec.Struct, frozen=True, gc=False):
     """A whole reply of a worker, to be passed on as it is."""
 
     status: int
@@ -43,8 +41,7 @@ class ClientFault(Exception):  # noqa: N818 - an answer, not a failure of ours
         self.answer = answer
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillReply:
+class PrefillReply(msgspec.Struct, frozen=True, gc=False):
     """What leg 1 said."""
 
     num_blocks: int | None  # None: the worker gave no transfer parameters

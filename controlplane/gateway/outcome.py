@@ -1,13 +1,12 @@
 """When one request passed which point, and the waterfall made of it."""
 
-from dataclasses import dataclass
+import msgspec
 
 from controlplane.gateway.scheduling import Plan
 from controlplane.gateway.wire import Phase
 
 
-@dataclass(slots=True)
-class Outcome:
+class Outcome(msgspec.Struct):
     """Monotonic seconds; 0 = never got there."""
 
     received_at: float

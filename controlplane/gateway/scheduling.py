@@ -1,6 +1,6 @@
 """From a request to a plan: prefixes, prices, admission. The rules are in controlplane.core."""
 
-from dataclasses import dataclass, field
+import msgspec
 
 from controlplane.core.admission import Admission, Predicted, admit
 from controlplane.core.routing import (
@@ -18,8 +18,7 @@ UNKNOWN_PROMPT_TOKENS = 512
 """Assumed for prices where a prompt's tokens cannot be known."""
 
 
-@dataclass(slots=True)
-class Plan:
+class Plan(msgspec.Struct):
     """Candidates in order, and what the first pair should give."""
 
     policies: Policies
@@ -31,7 +30,7 @@ class Plan:
     predicted_ttft_seconds: float | None
     predicted_handover_seconds: float | None
     slot_wait_seconds: float = 0.0
-    held_blocks: dict[str, int] = field(default_factory=dict)  # node -> blocks of the prompt
+    held_blocks: dict[str, int] = {}  # node -> blocks of the prompt
 
 
 class Scheduler:

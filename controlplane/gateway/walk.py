@@ -120,7 +120,8 @@ class Walk:
             raise
         finally:
             stats.in_flight -= 1
-            self._step(_FAILED)  # nothing where the request has ended, else a bug's clean-up
+            if self._life.state not in ENDS:  # a bug: clean up after it
+                self._step(_FAILED)
 
     async def _run(self) -> None:
         self._admit()
