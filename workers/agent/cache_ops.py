@@ -70,7 +70,7 @@ class CacheOps:
             ReadBlocks: self._read,
             WriteBlocks: self._write,
             GetChain: lambda _session, pool, body: chain_keys(pool, body.key),
-            ListPins: lambda _session, pool, _body: list_pins(pool, self._now),
+            ListPins: lambda _session, pool, body: list_pins(pool, body.selection, self._now),
             UnpinChains: lambda _session, pool, body: Done(unpin(pool, body.name, self._now)),
         }
         return {kind: self._guarded(handler) for kind, handler in handlers.items()}

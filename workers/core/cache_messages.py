@@ -90,7 +90,9 @@ class GetChain(msgspec.Struct, tag=True, frozen=True):
 
 
 class ListPins(msgspec.Struct, tag=True, frozen=True):
-    """Operators' pins; answered by `PinList`."""
+    """Operators' pins that hold a block of this selection; answered by `PinList`."""
+
+    selection: Selection = Selection()
 
 
 class PinChains(msgspec.Struct, tag=True, frozen=True):

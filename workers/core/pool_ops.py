@@ -76,17 +76,18 @@ def chain_keys(pool: PoolState, key: bytes) -> ChainKeys:
     return ChainKeys(block.namespace, block.tenant, [b.key for b in path])
 
 
-def list_pins(pool: PoolState, now: float) -> PinList:
-    """Every operator's pin, by name."""
+def list_pins(pool: PoolState, selection: Selection, now: float) -> PinList:
+    """Operators' pins that hold a block of the selection, by name."""
     owners = operators(pool)
     infos = []
     for owner in sorted(owners, key=lambda owner: owner.id):
-        tips: list[bytes] = [
-            block.key for block in owner.pins if not owner.pins & {*block.children.values()}
-        ]
+        if not any(_is_selected(block, selection) for block in owner.pins):
+            continue
+        pins = owner.pins
+        tips: list[bytes] = [b.key for b in pins if pins.isdisjoint(b.children.values())]
         left = None if owner.deadline == inf else max(0.0, owner.deadline - now)
         name = owner.id.removeprefix(OPERATOR_PREFIX)
-        infos.append(PinInfo(name, len(owner.pins), left, tips[:MAX_TIPS_SHOWN], len(tips)))
+        infos.append(PinInfo(name, len(pins), left, tips[:MAX_TIPS_SHOWN], len(tips)))
     return PinList(infos, num_pinned_by_operators(owners), pool.slots.num_slots)
 
 
@@ -267,6 +268,11 @@ def _matches(block: Block, selection: Selection) -> bool:
     if selection.namespace and block.namespace != selection.namespace:
         return False
     return selection.tenant is None or block.tenant == selection.tenant
+
+
+def _is_selected(block: Block, selection: Selection) -> bool:
+    """Is it this very block, where a key is given?"""
+    return _matches(block, selection) and selection.key in (b"", block.key)
 
 
 def _is_tip(block: Block) -> bool:
