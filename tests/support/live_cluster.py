@@ -101,6 +101,12 @@ class LiveCluster:
             env={**os.environ, "PERILUNE_HOME": str(self.home.data)},
         )  # fmt: skip
 
+    def slo(self, **fields: float | str) -> None:
+        """Set fields of the default SLO policy by the command line."""
+        words = [word for name, value in fields.items() for word in ("--set", f"{name}={value}")]
+        put = self.cli("policy", "put", "slo/default", *words, "--reason", "test")
+        assert put.returncode == 0, put.stderr
+
     def status(self) -> dict[str, Any]:
         done = self.cli("status", "--json")
         assert done.returncode == 0, done.stderr

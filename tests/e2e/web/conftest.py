@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -16,7 +15,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
-from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+from browser import running_chromium
+from playwright.sync_api import Browser, BrowserContext, Page
 
 from controlplane.client import Client
 from controlplane.client_http import ClientError
@@ -33,11 +33,6 @@ from controlplane.nodes.schemas import Heartbeat
 T = TypeVar("T")
 START_SECONDS = 60.0
 REPORT_SECONDS = 0.5
-CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
-FLAGS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
-    "--disable-background-networking", "--disable-component-update", "--disable-sync",
-]  # fmt: skip
 
 
 @dataclass
@@ -250,10 +245,8 @@ def client(plane: Plane) -> Iterator[Client]:
 @pytest.fixture(scope="session")
 def chromium() -> Iterator[Browser]:
     """One browser a session."""
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+    with running_chromium() as browser:
         yield browser
-        browser.close()
 
 
 class Watched:
