@@ -1,4 +1,4 @@
-"""Verbs that measure: `perilune acceptance`."""
+"""Verbs that measure: `perilune acceptance`, `perilune bench ...`."""
 
 from __future__ import annotations
 
@@ -8,12 +8,30 @@ from typing import Annotated, Any
 
 import typer
 
+GROUP = "bench"
+EXIT_NO_PEER = 3
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the verbs of this package."""
+    """Add the verbs of this package; the group `bench` may be another package's already."""
     app.command()(acceptance)
+    group = _bench_group(app)
+    group.command("index")(bench_index)
+
+
+def _bench_group(app: typer.Typer) -> typer.Typer:
+    for info in app.registered_groups:
+        if info.name == GROUP and info.typer_instance is not None:
+            return info.typer_instance
+    group = typer.Typer(name=GROUP, help="Measure parts of the product.", no_args_is_help=True)
+    group.callback()(_bench)
+    app.add_typer(group)
+    return group
+
+
+def _bench() -> None:
+    """Measure parts of the product."""
 
 
 def acceptance(
@@ -39,6 +57,34 @@ def acceptance(
     _show(result, as_json=as_json)
     if result["outputs_identical"] != result["outputs_total"] or result["leaked_pins"]:
         raise typer.Exit(1)
+
+
+def bench_index(
+    as_json: JsonOption = False,
+    blocks: Annotated[int, typer.Option(min=10_000, max=20_000_000, help="Known.")] = 1_000_000,
+    nodes: Annotated[int, typer.Option(min=1, max=1024, help="That hold them.")] = 64,
+    query_blocks: Annotated[int, typer.Option(min=16, max=2000, help="A query.")] = 500,
+    queries: Annotated[int, typer.Option(min=10, help="A round, of three.")] = 600,
+    seed: Annotated[int, typer.Option(help="Of the made chains.")] = 7,
+    peer: Annotated[
+        bool | None, typer.Option("--peer/--no-peer", help="By default where it is installed.")
+    ] = None,
+) -> None:
+    """Prefix index: held lengths of all nodes for a query, and taking in events, beside a peer.
+
+    Exits 3 when the peer is asked for and not installed (make peers).
+    """
+    from workers.bench.index import PeerMissingError, run_index_bench  # noqa: PLC0415 - heavy
+
+    try:
+        result = run_index_bench(
+            num_blocks=blocks, num_nodes=nodes, query_blocks=query_blocks, num_queries=queries,
+            seed=seed, peer=peer,
+        )  # fmt: skip
+    except PeerMissingError:
+        typer.echo("ai-dynamo-runtime is not installed in .venv-peers: make peers", err=True)
+        raise typer.Exit(EXIT_NO_PEER) from None
+    _show(result, as_json=as_json)
 
 
 def _show(result: dict[str, Any], *, as_json: bool) -> None:

@@ -11,9 +11,12 @@ from __future__ import annotations
 
 import math
 import random
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import Literal
 
+NUM_ROUNDS = 3
+"""Rounds of queries, each of its own ones: a query asked before would be in the caches."""
 SYSTEM_BLOCKS = 8
 TEMPLATES = 40
 TEMPLATE_BLOCKS = 60
@@ -71,20 +74,25 @@ class _Maker:
         self._templates = [self._system + self._fresh(TEMPLATE_BLOCKS) for _ in range(TEMPLATES)]
         self._talks: list[Conversation] = []
         self._held: list[set[bytes]] = [set() for _ in range(num_nodes)]
+        self._holders: Counter[bytes] = Counter()
+
+    @property
+    def _num_held(self) -> int:
+        """Distinct blocks that some node holds."""
+        return len(self._holders)
 
     def make(self, query_blocks: int, num_queries: int) -> IndexData:
-        while self._data.num_blocks < self._wanted:
+        while self._num_held < self._wanted:
             self._request()
         data = self._data
-        for _ in range(num_queries):
+        for _ in range(NUM_ROUNDS * num_queries):
             data.deep_queries.append(self._deep(query_blocks))
             data.shallow_queries.append(self._system + self._fresh(query_blocks - SYSTEM_BLOCKS))
-        data.num_blocks = len(set().union(*self._held))
+        data.num_blocks = self._num_held
         data.num_entries = sum(map(len, self._held))
         return data
 
     def _fresh(self, count: int) -> list[bytes]:
-        self._data.num_blocks += count
         return [self._rng.randbytes(16) for _ in range(count)]
 
     def _length(self) -> int:
@@ -118,6 +126,7 @@ class _Maker:
             parent = talk.keys[start - 1] if start else b""
             self._data.events.append(Event("stored", talk.node, parent, keys))
             held.update(keys)
+            self._holders.update(keys)
         talk.holders[talk.node] = len(talk.keys)
 
     def _lose_tail(self, talk: Conversation) -> None:
@@ -127,6 +136,10 @@ class _Maker:
             return
         kept = self._rng.randrange(private, length)
         keys = talk.keys[kept:length]
+        self._holders.subtract(keys)
+        for key in keys:
+            if not self._holders[key]:
+                del self._holders[key]
         self._data.events.append(Event("removed", talk.node, talk.keys[kept - 1], keys))
         self._held[talk.node].difference_update(keys)
         talk.holders[talk.node] = kept

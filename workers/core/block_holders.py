@@ -19,6 +19,7 @@ from workers.core.ids import NodeId
 MAX_RETIRED_COLUMNS: Final = 64
 """Beyond it the sweep is finished at once, so that masks stay short."""
 MAX_CACHED_GROUPS: Final = 4096
+MAX_CACHED_MASKS: Final = 65_536
 
 Look = Callable[[bytes], int | None]
 
@@ -53,6 +54,8 @@ class BlockHolders:
         self._sweeping: list[int] = []  # columns that the sweep under way takes out
         self._sweep_keys: Iterator[bytes] | None = None
         self._groups: dict[int, tuple[NodeId, ...]] = {}
+        self._shared_masks: dict[int, int] = {}
+        self._guess = 0  # the shortest prefix of the query before
 
     # --- columns ----------------------------------------------------------------------------
 
@@ -123,7 +126,7 @@ class BlockHolders:
         for key in keys:
             mask = masks.get(key, 0)
             if mask != last:  # neighbours mostly share a mask: compute, and keep, one for all
-                last, new = mask, mask & others | bits
+                last, new = mask, self._shared(mask & others | bits)
                 was_held = bool(mask & column.held)
                 disk_change = on_disk - bool(mask & column.disk)
             if refresh and mask:
@@ -154,7 +157,7 @@ class BlockHolders:
                     column.num_on_disk -= 1
                 rest = mask & others
                 if rest:
-                    masks[key] = rest
+                    masks[key] = self._shared(rest)
                 else:
                     del masks[key]
 
@@ -173,7 +176,10 @@ class BlockHolders:
 
     def held(self, keys: Sequence[bytes]) -> list[tuple[int, int]]:
         """(prefix length, `held` bits of those who hold just so much); nobody's 0 is left out."""
-        return prefix_groups(self.masks.get, self._live, keys)
+        groups = prefix_groups(self.masks.get, self._live, keys, self._guess)
+        if groups:
+            self._guess = groups[0][0]  # prompts of one application begin with the same blocks
+        return groups
 
     def held_in_memory(self, keys: Sequence[bytes]) -> list[tuple[int, int]]:
         """As `held`, without what lies on SSD only."""
@@ -201,6 +207,12 @@ class BlockHolders:
         mask = self.masks.get(key, 0)
         return bool(mask & column.disk) if mask & column.held else None
 
+    def _shared(self, mask: int) -> int:
+        """The one object for this value: reading then stays within the processor's caches."""
+        if len(self._shared_masks) >= MAX_CACHED_MASKS:
+            self._shared_masks.clear()
+        return self._shared_masks.setdefault(mask, mask)
+
     def _put(self, key: bytes, mask: int) -> None:
         if mask:
             self.masks[key] = mask
@@ -208,30 +220,40 @@ class BlockHolders:
             del self.masks[key]
 
 
-def prefix_groups(look: Look, live: int, keys: Sequence[bytes]) -> list[tuple[int, int]]:
+def prefix_groups(
+    look: Look, live: int, keys: Sequence[bytes], guess: int = 0
+) -> list[tuple[int, int]]:
     """Where along `keys` bits of `live` get lost: (blocks before, bits lost there).
 
     Bits missing at the first key are left out. Where what a bit stands for is not prefix-closed,
-    its place is one where it is lost, not necessarily the first.
+    its place is one where it is lost, not necessarily the first. `guess`: a length that is likely.
     """
-    if not keys:
-        return []
-    low, low_bits = 0, (look(keys[0]) or 0) & live
-    high = len(keys) - 1
     found: list[tuple[int, int]] = []
+    low, low_bits = 0, (look(keys[0]) or 0) & live if keys else 0
     if not low_bits:
         return found
+    high = len(keys) - 1
     high_bits = (look(keys[high]) or 0) & low_bits
     if high_bits:
         found.append((high + 1, high_bits))
     later: list[tuple[int, int, int, int]] = []  # stretches behind the one looked at
+    if 0 < guess < high and low_bits != high_bits:
+        bits = (look(keys[guess]) or 0) & low_bits
+        later.append((guess, bits, high, high_bits & bits))
+        high, high_bits = guess, bits
+        if guess > 1 and bits != low_bits:
+            bits = (look(keys[guess - 1]) or 0) & low_bits
+            later.append((guess - 1, bits, high, high_bits & bits))
+            high, high_bits = guess - 1, bits
     while True:
-        while low_bits != high_bits and high - low > 1:
+        while high - low > 1 and low_bits != high_bits:
             middle = (low + high) >> 1
-            bits = (look(keys[middle]) or 0) & low_bits
-            if bits != high_bits & bits:
+            bits = look(keys[middle])
+            bits = bits & low_bits if bits else 0
+            if bits != high_bits:
                 later.append((middle, bits, high, high_bits & bits))
-            high, high_bits = middle, bits
+                high_bits = bits
+            high = middle
         if low_bits != high_bits:
             found.append((low + 1, low_bits & ~high_bits))
         if not later:

@@ -77,6 +77,7 @@ class PrefixIndex:
         self.max_blocks = max_blocks
         self.num_dropped = 0  # blocks forgotten because of the bound
         self._nodes: dict[NodeId, _Node] = {}
+        self._zeros: dict[NodeId, int] = {}  # 0 for each node: copied for each answer
         self._spaces: dict[bytes, BlockHolders] = {}
         self._sample_keys: dict[bytes, list[bytes]] = {}
 
@@ -96,6 +97,7 @@ class PrefixIndex:
         """Forget a node; unknown ones are fine."""
         node = self._nodes.pop(node_id, None)
         if node is not None:
+            del self._zeros[node_id]
             self._close(node.columns)
             self._close(node.staged or {})
 
@@ -126,11 +128,9 @@ class PrefixIndex:
 
         In any tier; `held_prefixes` says which part of it lies in memory.
         """
-        lengths = self._none_held(nodes)
         space = self._spaces.get(namespace)
-        if space is not None:
-            _spread(space, space.held(block_hashes), lengths, partial=nodes is not None)
-        return lengths
+        groups = space.held(block_hashes) if space is not None else []
+        return self._by_node(space, groups, nodes)
 
     def held_prefixes(
         self,
@@ -143,9 +143,8 @@ class PrefixIndex:
         in_memory = held
         space = self._spaces.get(namespace)
         if space is not None and self._any_on_disk(namespace):
-            in_memory = self._none_held(nodes)
             groups = space.held_in_memory(block_hashes[: max(held.values(), default=0)])
-            _spread(space, groups, in_memory, partial=nodes is not None)
+            in_memory = self._by_node(space, groups, nodes)
         return {node: HeldPrefix(held[node], in_memory[node]) for node in held}
 
     def position(self, node_id: NodeId) -> tuple[Incarnation, int]:
@@ -280,6 +279,7 @@ class PrefixIndex:
         if node is None or incarnation > node.incarnation:
             self.drop_node(node_id)
             node = self._nodes[node_id] = _Node(node_id, incarnation, sequence=0)
+            self._zeros[node_id] = 0
         return node if node.incarnation == incarnation else None
 
     def _close_if_empty(self, columns: dict[bytes, Column], namespace: bytes) -> None:
@@ -303,10 +303,27 @@ class PrefixIndex:
             room = self.max_blocks // 64  # dropped in strides: each one skips what is gone before
             self.num_dropped += largest.drop_oldest(excess + room)
 
-    def _none_held(self, nodes: Collection[NodeId] | None) -> dict[NodeId, int]:
-        if nodes is None:
-            return dict.fromkeys(self._nodes, 0)
-        return {node: 0 for node in nodes if node in self._nodes}
+    def _by_node(
+        self,
+        space: BlockHolders | None,
+        groups: list[tuple[int, int]],
+        nodes: Collection[NodeId] | None,
+    ) -> dict[NodeId, int]:
+        """Each group's length for its nodes, 0 for the others."""
+        if nodes is not None:
+            lengths = {node: 0 for node in nodes if node in self._nodes}
+        else:
+            lengths = self._zeros.copy()
+        if space is None:
+            return lengths
+        for length, held_bits in groups:
+            names = space.names(held_bits)
+            if nodes is not None:
+                lengths.update((node, length) for node in names if node in lengths)
+            else:
+                for node in names:
+                    lengths[node] = length
+        return lengths
 
     def _any_on_disk(self, namespace: bytes) -> bool:
         columns = (node.columns.get(namespace) for node in self._nodes.values())
@@ -335,16 +352,6 @@ def held_prefix(holds: Callable[[bytes], bool], block_hashes: Sequence[bytes]) -
         else:
             high = middle
     return low
-
-
-def _spread(
-    space: BlockHolders, groups: list[tuple[int, int]], lengths: dict[NodeId, int], *, partial: bool
-) -> None:
-    """Write each group's length to its nodes; `partial`: only to those that are asked for."""
-    for length, held_bits in groups:
-        for node in space.names(held_bits):
-            if not partial or node in lengths:
-                lengths[node] = length
 
 
 def _tier(on_disk: bool) -> TierName:

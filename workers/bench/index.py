@@ -1,0 +1,206 @@
+"""`perilune bench index`: how fast the prefix index answers and learns, beside a peer's.
+
+One index of ours and one of the peer's get the same events, and are asked the same queries. Both
+are told in the form in which events travel: ours as msgpack frames that are decoded first, the
+peer's as the JSON that its `apply_event` decodes. Hashing is apart: keys are given.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import pickle
+import statistics
+import subprocess
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any, Final
+
+from workers.bench.index_data import NUM_ROUNDS, Event, IndexData, make_data
+from workers.core.framing import LENGTH, decode_reply, encode_reply
+from workers.core.messages import BlocksRemoved, BlocksStored, EventBatch, Snapshot
+from workers.core.prefix_index import PrefixIndex
+
+PEER: Final = "ai-dynamo-runtime RadixTree"
+PEER_PYTHON: Final = Path(".venv-peers/bin/python")
+PEER_TIMEOUT_SECONDS: Final = 600.0
+NAMESPACE: Final = b"\x07" * 32
+PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
+
+
+class PeerMissingError(Exception):
+    """The peer was asked for and is not installed."""
+
+
+def run_index_bench(
+    *,
+    num_blocks: int,
+    num_nodes: int,
+    query_blocks: int,
+    num_queries: int,
+    seed: int,
+    peer: bool | None,
+) -> dict[str, Any]:
+    """The figures as one flat dict. `peer` None: where it is installed. PeerMissingError."""
+    found = has_peer()
+    if peer and not found:
+        raise PeerMissingError
+    data = make_data(num_blocks, num_nodes, query_blocks, num_queries, seed)
+    result, longest = _own(data, query_blocks)
+    result |= {"peer": None, "find_over_peer": None, "apply_over_peer": None}
+    if found and peer is not False:
+        result |= _beside_peer(data, result, longest)
+    return result
+
+
+def has_peer() -> bool:
+    if not PEER_PYTHON.exists():
+        return False
+    command = [str(PEER_PYTHON), "-c", "from dynamo._core import RadixTree"]
+    return subprocess.run(command, capture_output=True, check=False).returncode == 0
+
+
+def _own(data: IndexData, query_blocks: int) -> tuple[dict[str, Any], list[int]]:
+    documents = _documents(data)
+    gc.collect()
+    before = _rss_bytes()
+    index = PrefixIndex(max_blocks=max(2 * data.num_blocks, 1000))
+    apply_ns = []
+    for document in documents:
+        started = time.perf_counter_ns()
+        message = decode_reply(document).body
+        assert isinstance(message, EventBatch)
+        index.apply(message)
+        apply_ns.append(time.perf_counter_ns() - started)
+    del message
+    used = _rss_bytes() - before
+    deep = _find(index, data.deep_queries)
+    longest = [max(index.held_lengths(NAMESPACE, q).values()) for q in data.deep_queries]  # type: ignore[arg-type]  # keys as made
+    figures = {
+        "find_p50_us": _best_median_us(deep),
+        "find_p99_us": _quantile_us(deep, 0.99),
+        "find_shallow_p50_us": _best_median_us(_find(index, data.shallow_queries)),
+        "blocks": index.num_distinct,
+        "nodes": data.num_nodes,
+        "query_blocks": query_blocks,
+        "held_blocks_median": statistics.median(longest),
+        "entries": index.num_blocks(),
+        "bytes_per_block": used / index.num_distinct,
+        "mib_per_million_blocks": used / index.num_distinct * 1e6 / 2**20,
+        "events": len(data.events),
+        "apply_p50_us": _median_us(apply_ns),
+        "apply_total_s": sum(apply_ns) / 1e9,
+        "snapshot_blocks_per_s": _snapshot_rate(data),
+    }
+    return figures, longest
+
+
+def _find(index: PrefixIndex, queries: list[list[bytes]]) -> list[int]:
+    """Nanoseconds of each query. Keys are objects of their own and freshly hashed, as in a
+    gateway that has just computed them."""
+    spent = []
+    for query in queries:
+        fresh: Any = [bytes(bytearray(key)) for key in query]
+        any(map(hash, fresh))
+        started = time.perf_counter_ns()
+        index.held_lengths(NAMESPACE, fresh)
+        spent.append(time.perf_counter_ns() - started)
+    return spent
+
+
+def _documents(data: IndexData) -> list[bytes]:
+    """Each event as it stands in a frame on the wire."""
+    sequences: Counter[int] = Counter()
+    documents = []
+    for event in data.events:
+        sequences[event.node] += 1
+        batch = EventBatch(_name(event.node), 1, sequences[event.node], [_message(event)])
+        documents.append(encode_reply(0, batch)[LENGTH.size :])
+    return documents
+
+
+def _message(event: Event) -> BlocksStored | BlocksRemoved:
+    if event.kind == "stored":
+        return BlocksStored(NAMESPACE, event.parent, event.keys)
+    return BlocksRemoved(NAMESPACE, event.keys, "capacity")
+
+
+def _snapshot_rate(data: IndexData) -> float:
+    """Blocks a second of one node's snapshot, decoded and taken in."""
+    runs = [_message(event) for event in data.events if event.node == 0 and event.kind == "stored"]
+    stored = [run for run in runs if isinstance(run, BlocksStored)]
+    frame = encode_reply(0, Snapshot("n0", 1, 1, True, True, stored))[LENGTH.size :]
+    index = PrefixIndex()
+    started = time.perf_counter()
+    message = decode_reply(frame).body
+    assert isinstance(message, Snapshot)
+    index.apply(message)
+    return index.num_blocks() / (time.perf_counter() - started)
+
+
+def _beside_peer(data: IndexData, own: dict[str, Any], longest: list[int]) -> dict[str, Any]:
+    payloads = [(event.node, _peer_event(i, event)) for i, event in enumerate(data.events)]
+    deep, shallow = ([[_word(key) for key in query] for query in queries]
+                     for queries in (data.deep_queries, data.shallow_queries))  # fmt: skip
+    script = Path(__file__).with_name("index_peer.py")
+    with tempfile.TemporaryDirectory(prefix="perilune-index-") as folder:
+        path = Path(folder) / "data.pickle"
+        path.write_bytes(pickle.dumps((payloads, deep, shallow, NUM_ROUNDS)))
+        reply = subprocess.run(
+            [str(PEER_PYTHON), str(script), str(path)],
+            capture_output=True, text=True, timeout=PEER_TIMEOUT_SECONDS, check=True,
+        )  # fmt: skip
+    peer = json.loads(reply.stdout.splitlines()[-1])
+    return {
+        "peer": PEER,
+        "peer_find_p50_us": peer["deep_p50_us"],
+        "peer_find_shallow_p50_us": peer["shallow_p50_us"],
+        "peer_apply_p50_us": peer["apply_p50_us"],
+        "peer_apply_total_s": peer["apply_total_s"],
+        "peer_bytes_per_block": peer["bytes"] / own["blocks"],
+        "peer_agrees": peer["longest"] == longest,
+        "find_over_peer": own["find_p50_us"] / peer["deep_p50_us"],
+        "apply_over_peer": own["apply_total_s"] / peer["apply_total_s"],
+    }
+
+
+def _peer_event(number: int, event: Event) -> bytes:
+    hashes = [_word(key) for key in event.keys]
+    if event.kind == "removed":
+        return _json(number, {"removed": {"block_hashes": hashes}})
+    blocks = [{"block_hash": value, "tokens_hash": value} for value in hashes]
+    parent = _word(event.parent) if event.parent else None
+    return _json(number, {"stored": {"parent_hash": parent, "blocks": blocks}})
+
+
+def _json(number: int, data: dict[str, Any]) -> bytes:
+    return json.dumps({"event_id": number, "dp_rank": 0, "data": data}).encode()
+
+
+def _word(key: bytes) -> int:
+    return int.from_bytes(key[:8], "little")
+
+
+def _name(node: int) -> str:
+    return f"node-{node:02}"
+
+
+def _best_median_us(spent: list[int]) -> float:
+    """The lowest median of the rounds: other programs' noise only adds."""
+    size = len(spent) // NUM_ROUNDS
+    return min(_median_us(spent[i * size : (i + 1) * size]) for i in range(NUM_ROUNDS))
+
+
+def _median_us(spent: list[int]) -> float:
+    return _quantile_us(spent, 0.5)
+
+
+def _quantile_us(spent: list[int], share: float) -> float:
+    return sorted(spent)[int(len(spent) * share)] / 1e3
+
+
+def _rss_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * PAGE_BYTES
