@@ -27,6 +27,10 @@ class PoolCounters:
     loaded_blocks_total: int = 0
     load_failed_total: int = 0
     evict_attempts_total: int = 0
+    evict_successes_total: int = 0
+    demoted_blocks_total: int = 0
+    promoted_blocks_total: int = 0
+    dropped_undemoted_total: int = 0  # victims that left before a copy was on disk
     evicted_by_cause: Counter[str] = field(default_factory=Counter)
     starved_by_pins_total: int = 0
     corrupt_total: int = 0

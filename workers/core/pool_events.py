@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-from workers.core.blocks import Block
+from workers.core.blocks import Block, BlockState
 from workers.core.ids import BlockHash
-from workers.core.messages import AllBlocksCleared, BlocksRemoved, BlocksStored, KvEvent
-
-RemovalCause = Literal["capacity", "corrupt", "failed_write", "purge"]
+from workers.core.messages import (
+    AllBlocksCleared,
+    BlocksMoved,
+    BlocksRemoved,
+    BlocksStored,
+    KvEvent,
+    RemovalCause,
+)
+from workers.core.stats_messages import TierName
 
 
 class EventNotes:
@@ -22,12 +26,21 @@ class EventNotes:
         return events
 
     def stored(self, block: Block) -> None:
-        parent = parent_key(block)
+        parent, tier = parent_key(block), tier_of(block)
         last = self._events[-1] if self._events else None
-        if isinstance(last, BlocksStored) and last.block_hashes[-1] == parent:
+        joins = isinstance(last, BlocksStored) and last.block_hashes[-1] == parent
+        if joins and isinstance(last, BlocksStored) and last.tier == tier:
             last.block_hashes.append(block.key)
         else:
-            self._events.append(BlocksStored(block.namespace, parent, [block.key]))
+            self._events.append(BlocksStored(block.namespace, parent, [block.key], tier))
+
+    def moved(self, block: Block) -> None:
+        tier = tier_of(block)
+        last = self._events[-1] if self._events else None
+        if isinstance(last, BlocksMoved) and (last.namespace, last.tier) == (block.namespace, tier):
+            last.block_hashes.append(block.key)
+        else:
+            self._events.append(BlocksMoved(block.namespace, [block.key], tier))
 
     def removed(self, namespace: bytes, keys: list[BlockHash], cause: RemovalCause) -> None:
         last = self._events[-1] if self._events else None
@@ -43,3 +56,8 @@ class EventNotes:
 def parent_key(block: Block) -> bytes:
     """b"" at a chain's head, as on the wire."""
     return b"" if block.parent is None else bytes(block.parent.key)
+
+
+def tier_of(block: Block) -> TierName:
+    """From where a held block is to be had."""
+    return "dram" if block.state is BlockState.STORED else "ssd"

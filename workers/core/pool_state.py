@@ -1,58 +1,31 @@
-"""The KV pool of one node: which block is in which slot, who uses it, what goes next.
+"""The KV pool of one node: which block is where, who uses it, what goes next.
 
-Pure: time comes in as `now` (seconds, monotonic), KV events go out through `take_events`.
-
-    free -> pending -> written -> stored -> free      written: waits for an ancestor to be stored
-               any of them -> withdrawn -> free       withdrawn: until its writer and readers left
-
-What is stored is prefix-closed: a block becomes readable after its parent, only childless blocks
-are evicted, and whatever else removes a block withdraws its descendants with it. So a pin on a
-block protects its ancestors from eviction too.
+Pure: time comes in as `now` (seconds, monotonic), KV events go out through `take_events`, work for
+the disk through `disk.take_jobs`. `pool_base` has the states and elementary changes, `pool_tiers`
+the way to disk and back, `pool_room` eviction; here is what clients ask for.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Final
+from typing import Literal
 
 from workers.core.blocks import Block, BlockState
 from workers.core.ids import BlockHash, OwnerId
-from workers.core.messages import (
-    KvEvent,
-    LookupReply,
-    PreparedStore,
-    SlotRef,
-    StoredSlot,
-)
-from workers.core.owners import Load, Owner, OwnerTable
-from workers.core.policies.base import EvictionPolicy
-from workers.core.pool_counters import PoolCounters
-from workers.core.pool_events import EventNotes, RemovalCause
+from workers.core.messages import KvEvent, LookupReply, PreparedStore, SlotRef, StoredSlot
+from workers.core.owners import Load, Owner
+from workers.core.policies.base import EvictionPolicy, Victim
+from workers.core.pool_active import ActiveTails
+from workers.core.pool_base import ClientRef, PoolLimits, StoreKind
+from workers.core.pool_room import MAX_GHOSTS, RoomyPool
 from workers.core.prefix_index import held_prefix
-from workers.core.slots import SlotTable
+from workers.core.tiers import Urgency
 
-MAX_GHOSTS: Final = 65_536
-
-
-@dataclass(frozen=True, slots=True)
-class ClientRef:
-    """Who speaks: a connection's number and, for workers, the worker's id."""
-
-    connection: int
-    worker: str = ""
+__all__ = ["ClientRef", "PoolLimits", "PoolState"]
 
 
-@dataclass(slots=True)
-class PoolLimits:
-    """Live settings. `write_queue_blocks` bounds the blocks being written at one time."""
-
-    lease_seconds: float = 30.0
-    write_queue_blocks: int = 500
-
-
-class PoolState:
+class PoolState(RoomyPool):
     """State of a pool of `num_slots` equal slots. Not thread-safe; no call blocks."""
 
     def __init__(
@@ -64,33 +37,35 @@ class PoolState:
         block_bytes: int = 0,
         first_generation: int = 1,
     ) -> None:
-        self.limits = limits
-        self.counters = PoolCounters()
-        self.block_bytes = block_bytes
-        self.slots = SlotTable(num_slots, first_generation)
-        self.policy = policy
-        self.blocks: dict[BlockHash, Block] = {}  # all but the withdrawn
-        self.by_slot: dict[int, Block] = {}
-        self.owners = OwnerTable()
+        super().__init__(
+            num_slots, policy, limits, block_bytes=block_bytes, first_generation=first_generation
+        )
+        self.active = ActiveTails(self._keeps_changed)
         self._ghosts: dict[BlockHash, None] = {}  # evicted lately, oldest first
-        self._events = EventNotes()
-        self.writing: set[Block] = set()
-        self.num_pinned = 0
 
     # --- reading ----------------------------------------------------------------------------
 
     def lookup(self, namespace: bytes, block_hashes: Sequence[bytes]) -> LookupReply:
-        """How long a prefix is readable, and how many blocks after it are on their way."""
+        """How long a prefix is readable, from memory and from disk, and what is on its way."""
         num_held = held_prefix(lambda key: self._is_stored(namespace, key), block_hashes)
-        num_pending = 0
-        for key in block_hashes[num_held:]:
-            if self._find(namespace, key) is None:
+        rest = block_hashes[num_held:]
+        num_on_disk = num_pending = 0
+        if rest and self.disk.by_slot:
+            num_on_disk = held_prefix(lambda key: self._is_held(namespace, key), rest)
+        for key in rest:
+            block = self._find(namespace, key)
+            if block is None or block.state is BlockState.ON_DISK:
                 break
             num_pending += 1
         self.counters.lookups_total += 1
         self.counters.lookup_blocks_total += len(block_hashes)
-        self.counters.lookup_hit_blocks_total += num_held
-        return LookupReply(num_held, num_pending)
+        self.counters.lookup_hit_blocks_total += num_held + num_on_disk
+        return LookupReply(num_held, num_pending, num_on_disk)
+
+    def holds(self, namespace: bytes, block_hashes: Sequence[bytes]) -> str:
+        """One letter a key, as in `HoldsReply.tiers`."""
+        blocks = (self._find(namespace, key) for key in block_hashes)
+        return "".join(map(_tier_letter, blocks))
 
     def prepare_load(
         self,
@@ -120,10 +95,45 @@ class PoolState:
         block_hashes: Sequence[bytes],
         now: float,
     ) -> int:
-        """Pin what is stored or on its way; the number of blocks pinned. TooManyOwnersError."""
+        """Pin what is held or on its way; the number of blocks pinned. TooManyOwnersError."""
         chain = self._present(namespace, block_hashes)
         if chain:
             self._use(chain, self._open(client, owner_id, now), now)
+        return len(chain)
+
+    def promote(
+        self,
+        client: ClientRef,
+        owner_id: OwnerId,
+        namespace: bytes,
+        block_hashes: Sequence[bytes],
+        urgency: Urgency,
+        now: float,
+    ) -> LookupReply:
+        """Pin a chain and begin to read what of it lies on disk. TooManyOwnersError."""
+        chain = self._present(namespace, block_hashes)
+        if chain:
+            self._use(chain, self._open(client, owner_id, now), now)
+            self._promote([*self._disk_ancestors(chain[0]), *chain], urgency)
+        return self.lookup(namespace, block_hashes)
+
+    def hint(
+        self,
+        namespace: bytes,
+        block_hashes: Sequence[bytes],
+        session: Literal["continue", "over"],
+        now: float,
+    ) -> int:
+        """The session of this chain goes on or is over; how many blocks of it are here."""
+        self.now = max(self.now, now)
+        chain = self._present(namespace, block_hashes)
+        keys = [block.key for block in chain]
+        self.policy.hint(keys, session, self.now)
+        self.disk.evictor.hint(keys, session, self.now)
+        if session == "over":
+            self.active.over(chain)
+        else:
+            self._note_active(chain)
         return len(chain)
 
     def report_corrupt(self, namespace: bytes, key: bytes, slot: int, generation: int) -> int:
@@ -141,10 +151,6 @@ class PoolState:
                 owner.load.blocks.discard(block)
         return self._withdraw(block, "corrupt")
 
-    def holds(self, namespace: bytes, block_hashes: Sequence[bytes]) -> str:
-        """One letter a key, as in `HoldsReply.tiers`."""
-        return "".join("d" if self._is_stored(namespace, key) else "-" for key in block_hashes)
-
     # --- storing ----------------------------------------------------------------------------
 
     def prepare_store(
@@ -155,11 +161,13 @@ class PoolState:
         parent: bytes,
         block_hashes: Sequence[bytes],
         now: float,
+        tenant: str = "",
     ) -> PreparedStore:
         """Slots for what is missing of a chain, as far as there is room. TooManyOwnersError.
 
-        Parent and chain, held or new, are pinned for the owner. Nothing is given after a hole:
-        not where the parent is missing, nor behind a refused block.
+        Parent and chain, held or new, are pinned for the owner; what of them lies on disk is
+        promoted. Nothing is given after a hole: not where the parent is missing, nor behind a
+        refused block.
         """
         num_above = 1 if parent else 0
         held = self._present(namespace, [parent, *block_hashes] if parent else block_hashes)
@@ -169,19 +177,56 @@ class PoolState:
         self._use(held, owner, now)
         self._count_ghosts(wanted)
         given: list[SlotRef | None] = [None] * num_held
-        if len(held) >= num_above:
+        if len(held) >= num_above and self._bring_back(held):
+            kind = StoreKind(namespace, tenant)
             above = held[-1] if held else None
-            room = self._make_room(min(len(wanted), self.write_queue_room))
-            for key in wanted[:room]:
-                if BlockHash(key) in self.blocks:
-                    break  # a chain that meets itself, or another namespace's key
-                above = self._add(client, owner, namespace, above, BlockHash(key))
-                given.append(above.ref)
+            added = self._add_chain(client, owner, above, wanted, kind)
+            self._note_active(added)
+            given += [block.ref for block in added]
         num_refused = len(block_hashes) - len(given)
         self.counters.store_refused_total += num_refused
         self.owners.close_if_idle(owner)
         queue = (len(self.writing), self.limits.write_queue_blocks)
         return PreparedStore([*given, *[None] * num_refused], num_refused, queue)
+
+    def _add_chain(
+        self,
+        client: ClientRef,
+        owner: Owner,
+        above: Block | None,
+        wanted: Sequence[bytes],
+        kind: StoreKind,
+    ) -> list[Block]:
+        """Pending blocks for the head of `wanted`, as far as quotas and memory have room."""
+        room = min(len(wanted), self.write_queue_room)
+        room = self._room_in_quotas(self.groups.of(kind.tenant, kind.namespace), room)
+        room = self._make_room(room)
+        added: list[Block] = []
+        for key in wanted[:room]:
+            if BlockHash(key) in self.blocks:
+                break  # a chain that meets itself, or another namespace's key
+            above = self._add(client, owner, above, BlockHash(key), kind)
+            added.append(above)
+        return added
+
+    def _bring_back(self, held: Sequence[Block]) -> bool:
+        """Promote what of a chain lies on disk; False where that is not possible now, since
+        nothing may be written below a block that is not in memory."""
+        if not held or held[-1].state is not BlockState.ON_DISK:
+            return True
+        line = self._disk_ancestors(held[0])
+        self._promote([*line, *held], "batch")
+        return held[-1].state is not BlockState.ON_DISK
+
+    @staticmethod
+    def _disk_ancestors(block: Block) -> list[Block]:
+        """Those that lie on disk only, head first."""
+        line: list[Block] = []
+        above = block.parent
+        while above is not None and above.state is BlockState.ON_DISK:
+            line.append(above)
+            above = above.parent
+        return line[::-1]
 
     def complete_store(
         self, now: float, stored: Iterable[StoredSlot], failed: Iterable[SlotRef] = ()
@@ -191,6 +236,7 @@ class PoolState:
         A slot and generation that nobody is writing is ignored: its lease or its writer's
         connection ended, and the slot may be another's by now.
         """
+        self.now = max(self.now, now)
         num_done = 0
         for item in stored:
             block = self._being_written(item.slot, item.generation)
@@ -233,6 +279,8 @@ class PoolState:
 
     def expire(self, now: float) -> int:
         """End the owners whose lease ran out, with their pins and writes; how many."""
+        self.now = max(self.now, now)
+        self.active.expire(now)
         expired = self.owners.expired(now)
         for owner in expired:
             self._abandon(owner)
@@ -255,55 +303,27 @@ class PoolState:
 
     # --- inside -----------------------------------------------------------------------------
 
-    def _find(self, namespace: bytes, key: bytes) -> Block | None:
-        block = self.blocks.get(BlockHash(key))
-        return block if block is not None and block.namespace == namespace else None
-
-    def _is_stored(self, namespace: bytes, key: bytes) -> bool:
-        block = self._find(namespace, key)
-        return block is not None and block.state is BlockState.STORED
-
-    def _present(self, namespace: bytes, block_hashes: Sequence[bytes]) -> list[Block]:
-        """The blocks of the longest prefix that is here, in whatever state."""
-        chain: list[Block] = []
-        for key in block_hashes:
-            block = self._find(namespace, key)
-            if block is None or (chain and block.parent is not chain[-1]):
-                break
-            chain.append(block)
-        return chain
-
-    def _open(self, client: ClientRef, owner_id: OwnerId, now: float) -> Owner:
-        return self.owners.open(owner_id, client.connection, now + self.limits.lease_seconds)
-
     def _use(self, chain: Sequence[Block], owner: Owner, now: float) -> None:
-        """Pin a chain and tell the policy of its use."""
+        """Pin a chain and tell the policies of its use."""
+        self.now = max(self.now, now)
         for block in chain:
             self._pin(block, owner)
-        self.policy.accessed([block.key for block in chain], now)
+        keys = [block.key for block in chain]
+        self.policy.accessed(keys, now, owner.id)
+        if self.disk.by_slot:
+            self.disk.evictor.accessed(keys, now, owner.id)
+        self._note_active(chain)
 
-    def _pin(self, block: Block, owner: Owner) -> None:
-        if not block.pins:
-            self.num_pinned += 1
-        block.pins.add(owner)
-        owner.pins.add(block)
-        self._refresh(block)
+    def _note_active(self, chain: Sequence[Block]) -> None:
+        most = int(self.limits.pin_active_share * self.slots.num_slots)
+        deadline = self.now + self.limits.lease_seconds
+        self.active.used(chain, self.limits.pin_active_blocks, most, deadline)
 
-    def _unpin(self, block: Block, owner: Owner) -> None:
-        owner.pins.discard(block)
-        if owner in block.pins:
-            block.pins.remove(owner)
-            if not block.pins:
-                self.num_pinned -= 1
-                self._refresh(block)
-                self._free_if_idle(block)
-
-    def _unpin_all(self, owner: Owner) -> int:
-        pins = list(owner.pins)
-        for block in pins:
-            self._unpin(block, owner)
-        self.owners.close_if_idle(owner)
-        return len(pins)
+    def _keeps_changed(self, block: Block) -> None:
+        if block.keeps and block.leaving:
+            self._stay(block)
+        if block.state is not BlockState.WITHDRAWN:
+            self._refresh(block)
 
     def _abandon(self, owner: Owner) -> None:
         """End an owner that will not end itself."""
@@ -332,142 +352,14 @@ class PoolState:
                 del self._ghosts[BlockHash(key)]
                 self.counters.evicted_wanted_again_total += 1
 
-    def _make_room(self, num_wanted: int) -> int:
-        """Free slots for up to `num_wanted` blocks, evicting if need be; for how many."""
-        missing = num_wanted - self.slots.num_free
-        if missing > 0:
-            self.counters.evict_attempts_total += 1
-            if not self._evict(missing):
-                self.counters.starved_by_pins_total += 1
-                while self._evict(1):
-                    pass
-        return min(num_wanted, self.slots.num_free)
-
-    def _evict(self, num_blocks: int) -> bool:
-        gone: Counter[BlockHash] = Counter()
-
-        def uncovers(victim: BlockHash) -> BlockHash | None:
-            parent = self.blocks[victim].parent
-            if parent is None:
-                return None
-            gone[parent.key] += 1
-            left = len(parent.children) - gone[parent.key]
-            free = parent.state is BlockState.STORED and not parent.pins and not left
-            return parent.key if free else None
-
-        victims = self.policy.evict(num_blocks, uncovers)
-        if victims is None:
-            return False
-        for key in victims:  # the policy forgot them: it must not be told of them again
-            self.blocks[key].offered = True
-        for key in victims:
-            self._withdraw(self.blocks[key], "capacity")
-            self._ghosts[key] = None
+    def _note_evicted(self, victims: list[Victim], trigger: str) -> None:
+        for victim in victims:
+            self._ghosts[victim.key] = None
         while len(self._ghosts) > MAX_GHOSTS:
             del self._ghosts[next(iter(self._ghosts))]
-        return True
 
-    def _add(
-        self,
-        client: ClientRef,
-        owner: Owner,
-        namespace: bytes,
-        parent: Block | None,
-        key: BlockHash,
-    ) -> Block:
-        taken = self.slots.take()
-        assert taken is not None, "room was made before"
-        slot, generation = taken
-        block = Block(
-            key, namespace, slot, generation, parent, client.connection, owner, client.worker
-        )
-        self.blocks[key] = self.by_slot[slot] = block
-        owner.writes.add(block)
-        self.writing.add(block)
-        self._pin(block, owner)
-        if parent is not None:
-            parent.children[key] = block
-            self._refresh(parent)
-        return block
 
-    def _being_written(self, slot: int, generation: int) -> Block | None:
-        block = self.by_slot.get(slot)
-        if block is None or block.generation != generation or not block.writing:
-            return None
-        return block
-
-    def _end_write(self, block: Block) -> None:
-        block.writing = False
-        self.writing.discard(block)
-        block.owner.writes.discard(block)
-        self.owners.close_if_idle(block.owner)
-        self._free_if_idle(block)
-
-    def _fail_write(self, block: Block) -> None:
-        self.counters.store_failed_total += 1
-        if block.state is BlockState.PENDING:
-            self._withdraw(block, "failed_write")
-        self._end_write(block)
-
-    def _publish(self, block: Block, now: float) -> None:
-        """Make a written block readable, with its written descendants, if its parent is."""
-        ready = [block]
-        while ready:
-            block = ready.pop()
-            if block.parent is not None and block.parent.state is not BlockState.STORED:
-                continue
-            block.state = BlockState.STORED
-            self.counters.stored_blocks_total += 1
-            self.policy.stored(block.key, now)
-            self._refresh(block)
-            self._events.stored(block)
-            ready += [b for b in block.children.values() if b.state is BlockState.WRITTEN]
-
-    def _withdraw(self, top: Block, cause: RemovalCause) -> int:
-        """Take a block and its descendants out of the index; how many were readable."""
-        if top.parent is not None:
-            del top.parent.children[top.key]
-            self._refresh(top.parent)
-        readable: list[BlockHash] = []
-        subtree = [top]
-        while subtree:
-            block = subtree.pop()
-            self.counters.evicted_by_cause[cause] += 1
-            subtree += block.children.values()
-            if block.state is BlockState.STORED:
-                readable.append(block.key)
-                self.policy.removed(block.key)
-            else:
-                self._drop_pins(block)
-            self._forget(block)
-        if readable:
-            self._events.removed(top.namespace, readable, cause)
-        return len(readable)
-
-    def _forget(self, block: Block) -> None:
-        del self.blocks[block.key]
-        block.state = BlockState.WITHDRAWN
-        block.children.clear()
-        block.parent = None
-        block.offered = False
-        self._free_if_idle(block)
-
-    def _drop_pins(self, block: Block) -> None:
-        """Nobody can be reading a block that never was readable."""
-        for owner in list(block.pins):
-            self._unpin(block, owner)
-            self.owners.close_if_idle(owner)
-
-    def _refresh(self, block: Block) -> None:
-        """Keep the policy's candidates in step."""
-        if block.evictable != block.offered:
-            block.offered = not block.offered
-            if block.offered:
-                self.policy.offer(block.key)
-            else:
-                self.policy.withhold(block.key)
-
-    def _free_if_idle(self, block: Block) -> None:
-        if block.slot_idle and self.by_slot.get(block.slot) is block:
-            del self.by_slot[block.slot]
-            self.slots.give_back(block.slot)
+def _tier_letter(block: Block | None) -> str:
+    if block is None or not block.held:
+        return "-"
+    return "d" if block.state is BlockState.STORED else "s"

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from workers.core.blocks import Block, BlockState
 from workers.core.messages import BlocksStored
-from workers.core.pool_events import parent_key
+from workers.core.pool_events import parent_key, tier_of
 from workers.core.pool_state import PoolState
 
 
 def stored_runs(pool: PoolState) -> list[BlocksStored]:
-    """All readable blocks as runs of chains, parents before children."""
+    """All held blocks as runs of chains within one tier, parents before children."""
     runs: list[BlocksStored] = []
-    heads = [b for b in pool.blocks.values() if b.parent is None and _is_readable(b)]
+    heads = [b for b in pool.blocks.values() if b.parent is None and b.held]
     while heads:
         block = heads.pop()
-        run = BlocksStored(block.namespace, parent_key(block), [block.key])
+        run = BlocksStored(block.namespace, parent_key(block), [block.key], tier_of(block))
         runs.append(run)
-        while len(below := [b for b in block.children.values() if _is_readable(b)]) == 1:
+        while len(below := [b for b in block.children.values() if b.held]) == 1:
+            if tier_of(below[0]) != run.tier:
+                break
             block = below[0]
             run.block_hashes.append(block.key)
         heads += below
@@ -33,7 +35,3 @@ def num_pending(pool: PoolState) -> int:
                 pending.add(child)
                 waiting.append(child)
     return len(pending)
-
-
-def _is_readable(block: Block) -> bool:
-    return block.state is BlockState.STORED

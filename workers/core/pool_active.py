@@ -1,0 +1,85 @@
+"""Keeps the newest blocks of active sequences from eviction, within a share of the pool.
+
+A sequence is active for some time after its last use; it is known by the last block used. A use
+that goes on from there replaces it, so that each conversation is kept once, at its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
+from typing import Final, NamedTuple
+
+from workers.core.blocks import Block
+
+LOOK_BACK_BLOCKS: Final = 256
+
+
+class _Tail(NamedTuple):
+    blocks: tuple[Block, ...]
+    deadline: float
+
+
+class ActiveTails:
+    """`changed` is called for each block whose `keeps` changed."""
+
+    def __init__(self, changed: Callable[[Block], None]) -> None:
+        self._changed = changed
+        self._tails: dict[Block, _Tail] = {}  # by last block, least recently used first
+        self._num_kept = 0
+
+    def __len__(self) -> int:
+        return len(self._tails)
+
+    @property
+    def num_kept(self) -> int:
+        """Blocks kept, counted once a sequence."""
+        return self._num_kept
+
+    def used(self, chain: Sequence[Block], blocks_each: int, most: int, deadline: float) -> None:
+        """A request uses this chain: keep its end until `deadline`, `most` blocks in all."""
+        if not chain or blocks_each < 1 or most < 1:
+            return
+        for block in reversed(chain[-LOOK_BACK_BLOCKS:]):
+            if self._drop(block):
+                break
+        tail = tuple(islice(_upwards(chain[-1]), min(blocks_each, most)))
+        self._tails[chain[-1]] = _Tail(tail, deadline)
+        self._num_kept += len(tail)
+        for block in tail:
+            block.keeps += 1
+            self._changed(block)
+        self.limit(most)
+
+    def limit(self, most: int) -> None:
+        """Keep at most so many blocks, the sequences used last."""
+        while self._num_kept > most:
+            self._drop(next(iter(self._tails)))
+
+    def over(self, chain: Iterable[Block]) -> None:
+        """The sequences that end in this chain are not active any more."""
+        for block in chain:
+            self._drop(block)
+
+    def expire(self, now: float) -> None:
+        while self._tails:
+            last, tail = next(iter(self._tails.items()))
+            if tail.deadline > now:
+                return
+            self._drop(last)
+
+    def _drop(self, last: Block) -> bool:
+        tail = self._tails.pop(last, None)
+        if tail is None:
+            return False
+        self._num_kept -= len(tail.blocks)
+        for block in tail.blocks:
+            block.keeps -= 1
+            self._changed(block)
+        return True
+
+
+def _upwards(block: Block | None) -> Iterator[Block]:
+    while block is not None:
+        yield block
+        block = block.parent

@@ -1,0 +1,145 @@
+"""Room for new blocks: quotas first, then memory; and the settings of both."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from workers.core.blocks import Block
+from workers.core.messages import RemovalCause
+from workers.core.policies.base import EvictionPolicy, Victim
+from workers.core.pool_tiers import TieredPool
+from workers.core.quotas import Cell, Group, cells_of
+
+MAX_GHOSTS: Final = 65_536
+MAX_TRIM: Final = 512
+
+
+class RoomyPool(TieredPool):
+    """Adds eviction: fair between groups, all or nothing where that is possible."""
+
+    # --- within quotas ----------------------------------------------------------------------
+
+    def _room_in_quotas(self, groups: tuple[Group, ...], num_wanted: int) -> int:
+        """How many new blocks these groups may have; a group at its quota evicts its own."""
+        room = num_wanted
+        for group in groups:
+            if group.quota_blocks is None:
+                continue
+            excess = group.used_blocks + room - group.quota_blocks
+            if excess > 0:
+                self._evict_of_group(group, excess)
+            allowed = max(0, min(room, group.quota_blocks - group.used_blocks))
+            group.refused_blocks_total += room - allowed
+            room = allowed
+        return room
+
+    def _evict_of_group(self, group: Group, num_blocks: int) -> int:
+        """Up to so many blocks of this group leave the pool, those on disk first; how many."""
+        tier = self.disk.evictor
+        victims = tier.evict(
+            num_blocks, self._uncovers_on_disk(), self.now,
+            among=cells_of(group, tier.cells), some=True,
+        )  # fmt: skip
+        self._drop(victims, "quota")
+        self.disk.counters.evicted_blocks_total += len(victims)
+        before = group.used_blocks
+        missing = num_blocks - len(victims)
+        if missing > 0:
+            among = cells_of(group, self.policy.cells)
+            more = self.policy.evict(missing, self._uncovers(), self.now, among=among, some=True)
+            self._drop(more, "quota")
+        return len(victims) + before - group.used_blocks
+
+    def trim(self, now: float) -> int:
+        """Take lowered quotas and a lowered disk cap in, a bounded number of blocks at a time."""
+        self.now = max(self.now, now)
+        num_left = self.trim_disk(now)
+        for group in self.groups.over_quota():
+            excess = group.used_blocks - (group.quota_blocks or 0)
+            num_left += self._evict_of_group(group, min(excess, MAX_TRIM))
+        return num_left
+
+    # --- in memory --------------------------------------------------------------------------
+
+    def _make_room(self, num_wanted: int) -> int:
+        """Free slots for up to `num_wanted` blocks, evicting if need be; for how many."""
+        missing = num_wanted - self.slots.num_free
+        if missing > 0:
+            self.counters.evict_attempts_total += 1
+            if self._evict(missing):
+                self.counters.evict_successes_total += 1
+            else:
+                self.counters.starved_by_pins_total += 1
+                self._evict(missing, some=True)
+        return max(0, min(num_wanted, self.slots.num_free))
+
+    def _evict(self, num_blocks: int, *, some: bool = False) -> bool:
+        """Victims of groups over their quota first; else the least of all. True: that many."""
+        over = self._cells_over_quota()
+        first = []
+        if over:
+            first = self.policy.evict(num_blocks, self._uncovers(), self.now, among=over, some=True)
+            self._let_go(first, "quota")
+        missing = num_blocks - len(first)
+        rest = self.policy.evict(missing, self._uncovers(), self.now, some=some) if missing else []
+        self._let_go(rest, "capacity")
+        return len(first) + len(rest) == num_blocks
+
+    def _cells_over_quota(self) -> list[Cell]:
+        over = self.groups.over_quota()
+        return list({cell for group in over for cell in cells_of(group, self.policy.cells)})
+
+    def _let_go(self, victims: list[Victim], cause: RemovalCause) -> None:
+        """Out of memory: to disk where a copy is there already, else out of the pool."""
+        self._mark_forgotten(victims)
+        gone = [victim for victim in victims if not self._drop_from_memory(victim)]
+        if self.disk.takes_writes:
+            self.counters.dropped_undemoted_total += len(gone)
+        self._drop(gone, cause)
+
+    def _drop(self, victims: list[Victim], cause: RemovalCause) -> None:
+        """Out of the pool, with whatever hangs on them."""
+        self._mark_forgotten(victims)
+        self._note_evicted(victims, cause)
+        for victim in victims:
+            block = self.blocks.get(victim.key)
+            if block is not None:  # else it went with an ancestor
+                self._count_evicted(block)
+                self._withdraw(block, cause)
+
+    def _mark_forgotten(self, victims: list[Victim]) -> None:
+        """The policy forgot them: it must not be told of them again."""
+        for victim in victims:
+            self.blocks[victim.key].offered = False
+
+    @staticmethod
+    def _count_evicted(block: Block) -> None:
+        for group in block.groups:
+            group.evicted_blocks_total += 1
+
+    def _note_evicted(self, victims: list[Victim], trigger: str) -> None:
+        raise NotImplementedError
+
+    # --- settings ---------------------------------------------------------------------------
+
+    def set_quotas(
+        self, tenants: Mapping[str, int], namespaces: Mapping[str, int], now: float
+    ) -> None:
+        """Limits in blocks by tenant ("default" is "") and by namespace (hex digest); live."""
+        self.now = max(self.now, now)
+        if self.groups.set_quotas(tenants, namespaces):
+            self.policy.rebuild(self.policy.policy.sibling(), self.now)
+            self.disk.evictor.rebuild(self.policy.policy.sibling(), self.now)
+
+    def set_policy(self, policy: EvictionPolicy, now: float) -> None:
+        """Order all blocks by another kind of policy; what is known of their use moves along."""
+        self.now = max(self.now, now)
+        self.policy.rebuild(policy, self.now)
+        self.disk.evictor.rebuild(policy.sibling(), self.now)
+
+    def tune_policy(self, params: Mapping[str, float], now: float) -> None:
+        """New parameters for the kind in force. ConfigError, with nothing changed."""
+        self.now = max(self.now, now)
+        self.policy.tune(params, self.now)
+        self.disk.evictor.tune(params, self.now)
