@@ -1,0 +1,1 @@
+"""Moves blocks between the slabs of nodes. `engine.TransferEngine` is the way in."""
