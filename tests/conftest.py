@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator
 from pathlib import Path
 
 import pytest
+from network import missing_for_networks
 
 NO_SKIPS = os.environ.get("PERILUNE_NO_SKIPS") == "1"
 COUNTED = ("passed", "failed", "error", "skipped", "xfailed", "deselected")
@@ -69,6 +70,11 @@ class _Counted:
     """Stands for a report of the first run in the second run's summary line."""
 
     count_towards_summary = True
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("netns") and (missing := missing_for_networks()):
+        pytest.skip(missing)
 
 
 @pytest.fixture
