@@ -12,8 +12,8 @@ import contextlib
 import socket
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, Literal, TypeVar
 
 from workers.client_async import AsyncAgentClient, StreamMessage
 from workers.client_base import DEFAULT_TIMEOUT_SECONDS, Backoff, make_hello, parse_address
@@ -25,6 +25,9 @@ from workers.core.messages import (
     Done,
     GetStats,
     Hello,
+    Hint,
+    Holds,
+    HoldsReply,
     LegReport,
     Lookup,
     LookupReply,
@@ -33,6 +36,7 @@ from workers.core.messages import (
     PreparedStore,
     PrepareLoad,
     PrepareStore,
+    Promote,
     Refused,
     Release,
     Renew,
@@ -51,8 +55,12 @@ from workers.core.stats_messages import PoolStats, WorkerStatus
 __all__ = ["AgentClient", "AsyncAgentClient", "StreamMessage", "make_hello"]
 
 _RECEIVE_BYTES: Final = 1 << 18
+_MAX_LATE: Final = 256
 
 R = TypeVar("R", bound=ReplyBody)
+OnLate = Callable[[RequestBody, ReplyBody], None]
+"""Takes an answer that came after its caller had gone. Runs within a later call, of whatever
+thread, and must not call the client."""
 
 
 class AgentClient:
@@ -76,6 +84,7 @@ class AgentClient:
         self._last_error = ""
         self._seq = 0
         self._received = bytearray()
+        self._late: dict[int, tuple[RequestBody, OnLate]] = {}
 
     # --- connection -------------------------------------------------------------------------
 
@@ -113,9 +122,46 @@ class AgentClient:
 
     def call(self, body: RequestBody, expected: type[R], timeout_seconds: float | None = None) -> R:
         """Send a request and wait for its reply."""
+        return self.call_many([body], expected, timeout_seconds)[0]
+
+    def call_many(
+        self, bodies: Sequence[RequestBody], expected: type[R], timeout_seconds: float | None = None
+    ) -> list[R]:
+        """Several requests in one round trip; their replies in order. For small replies only."""
         with self._locked(timeout_seconds or self._timeout) as deadline:
             self._ensure_connected(deadline)
-            reply = self._exchange(body, deadline)
+            first = self._send(bodies, deadline)
+            replies = [self._await(first + index, deadline) for index in range(len(bodies))]
+        return [
+            self._accept(reply, body, expected) for reply, body in zip(replies, bodies, strict=True)
+        ]
+
+    def try_many(
+        self,
+        bodies: Sequence[RequestBody],
+        expected: type[R],
+        timeout_seconds: float,
+        on_late: OnLate,
+    ) -> list[R | None]:
+        """As `call_many`, but an agent that is slow is only waited for, not given up.
+
+        None stands where there is no such answer yet, or a refusal; answers that come after the
+        bound go to `on_late`. An agent that owes too many answers is given up after all.
+        """
+        found: list[R | None] = [None] * len(bodies)
+        with self._locked(timeout_seconds) as deadline:
+            self._ensure_connected(deadline)
+            first = self._send(bodies, deadline)
+            for index in range(len(bodies)):
+                try:
+                    reply = self._receive_for(first + index, deadline)
+                except TimeoutError:
+                    self._leave(first, bodies, index, on_late)
+                    break
+                found[index] = reply if isinstance(reply, expected) else None
+        return found
+
+    def _accept(self, reply: ReplyBody, body: RequestBody, expected: type[R]) -> R:
         if isinstance(reply, Refused):
             raise RefusedError(reply.code, reply.message)
         if not isinstance(reply, expected):
@@ -128,6 +174,9 @@ class AgentClient:
     def lookup(self, namespace: bytes, block_hashes: Sequence[bytes]) -> LookupReply:
         return self.call(Lookup(namespace, list(block_hashes)), LookupReply)
 
+    def lookup_many(self, namespace: bytes, chains: Iterable[Sequence[bytes]]) -> list[LookupReply]:
+        return self.call_many([Lookup(namespace, list(chain)) for chain in chains], LookupReply)
+
     def prepare_load(
         self, owner: str, namespace: bytes, block_hashes: Sequence[bytes]
     ) -> list[SlotRef]:
@@ -138,9 +187,34 @@ class AgentClient:
         return self.call(PinPrefix(owner, namespace, list(block_hashes)), Done).count
 
     def prepare_store(
-        self, owner: str, namespace: bytes, parent: bytes, block_hashes: Sequence[bytes]
+        self,
+        owner: str,
+        namespace: bytes,
+        parent: bytes,
+        block_hashes: Sequence[bytes],
+        tenant: str = "",
     ) -> PreparedStore:
-        return self.call(PrepareStore(owner, namespace, parent, list(block_hashes)), PreparedStore)
+        body = PrepareStore(owner, namespace, parent, list(block_hashes), tenant)
+        return self.call(body, PreparedStore)
+
+    def promote(
+        self,
+        owner: str,
+        namespace: bytes,
+        block_hashes: Sequence[bytes],
+        urgency: Literal["first_token", "batch"] = "first_token",
+    ) -> LookupReply:
+        """Have the part on SSD brought into memory; look up again until it is held."""
+        return self.call(Promote(owner, namespace, list(block_hashes), urgency), LookupReply)
+
+    def hint(
+        self, namespace: bytes, block_hashes: Sequence[bytes], session: Literal["continue", "over"]
+    ) -> int:
+        return self.call(Hint(namespace, list(block_hashes), session), Done).count
+
+    def holds(self, namespace: bytes, block_hashes: Sequence[bytes]) -> HoldsReply:
+        """For auditors: which single blocks are readable, and in which tier."""
+        return self.call(Holds(namespace, list(block_hashes)), HoldsReply)
 
     def complete_store(
         self, owner: str, stored: Iterable[StoredSlot], failed: Iterable[SlotRef] = ()
@@ -200,19 +274,53 @@ class AgentClient:
         raise RefusedError(refused.code, refused.message)
 
     def _exchange(self, body: RequestBody, deadline: float) -> ReplyBody:
-        self._seq += 1
-        frame = encode_request(self._seq, body)
+        return self._await(self._send([body], deadline), deadline)
+
+    def _send(self, bodies: Sequence[RequestBody], deadline: float) -> int:
+        """Send in one write; the sequence number of the first."""
+        first = self._seq + 1
+        frames = [encode_request(first + index, body) for index, body in enumerate(bodies)]
+        self._seq += len(frames)
         sock = self._socket
         assert sock is not None
         try:
             sock.settimeout(_remaining(deadline))
-            sock.sendall(frame)
+            sock.sendall(frames[0] if len(frames) == 1 else b"".join(frames))
+        except OSError as error:
+            raise self._failed(error) from error
+        return first
+
+    def _await(self, seq: int, deadline: float) -> ReplyBody:
+        try:
+            return self._receive_for(seq, deadline)
+        except TimeoutError as error:
+            raise self._failed(error) from error
+
+    def _receive_for(self, seq: int, deadline: float) -> ReplyBody:
+        """TimeoutError leaves the connection as it is."""
+        sock = self._socket
+        assert sock is not None
+        try:
             while True:
                 reply = self._receive(sock, deadline)
-                if reply.seq == self._seq or isinstance(reply.body, Refused):
+                if reply.seq == seq or (not reply.seq and isinstance(reply.body, Refused)):
                     return reply.body
+                if (late := self._late.pop(reply.seq, None)) is not None:
+                    body, on_late = late
+                    on_late(body, reply.body)
+        except TimeoutError:
+            raise
         except (OSError, ProtocolError) as error:
             raise self._failed(error) from error
+
+    def _leave(
+        self, first: int, bodies: Sequence[RequestBody], answered: int, on_late: OnLate
+    ) -> None:
+        """Go on without the answers after the first `answered`."""
+        if len(self._late) + len(bodies) - answered > _MAX_LATE:
+            raise self._failed(TimeoutError("too many answers are late"))
+        for index in range(answered, len(bodies)):
+            self._late[first + index] = (bodies[index], on_late)
 
     def _receive(self, sock: socket.socket, deadline: float) -> Reply:
         buffer = self._received
@@ -237,6 +345,7 @@ class AgentClient:
 
     def _drop(self) -> None:
         self._received.clear()
+        self._late.clear()  # what the agent gave for them, it takes back with the connection
         if self._socket is not None:
             self._socket.close()
             self._socket = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from workers.client_base import DEFAULT_TIMEOUT_SECONDS, Backoff, parse_address
 from workers.core.errors import AgentUnavailableError, ProtocolError, RefusedError
@@ -16,9 +16,13 @@ from workers.core.messages import (
     EventBatch,
     GetStats,
     Hello,
+    Hint,
+    Holds,
+    HoldsReply,
     LegReport,
     Lookup,
     LookupReply,
+    Promote,
     Refused,
     Release,
     Renew,
@@ -91,6 +95,26 @@ class AsyncAgentClient:
 
     async def lookup(self, namespace: bytes, block_hashes: Sequence[bytes]) -> LookupReply:
         return await self.call(Lookup(namespace, list(block_hashes)), LookupReply)
+
+    async def promote(
+        self,
+        owner: str,
+        namespace: bytes,
+        block_hashes: Sequence[bytes],
+        urgency: Literal["first_token", "batch"] = "first_token",
+    ) -> LookupReply:
+        """Have the part on SSD brought into memory; look up again until it is held."""
+        body = Promote(owner, namespace, list(block_hashes), urgency)
+        return await self.call(body, LookupReply)
+
+    async def hint(
+        self, namespace: bytes, block_hashes: Sequence[bytes], session: Literal["continue", "over"]
+    ) -> int:
+        return (await self.call(Hint(namespace, list(block_hashes), session), Done)).count
+
+    async def holds(self, namespace: bytes, block_hashes: Sequence[bytes]) -> HoldsReply:
+        """For auditors: which single blocks are readable, and in which tier."""
+        return await self.call(Holds(namespace, list(block_hashes)), HoldsReply)
 
     async def report_workers(self, workers: Iterable[WorkerStatus]) -> list[WorkerCommand]:
         return (await self.call(ReportWorkers(list(workers)), DesiredWorkers)).commands

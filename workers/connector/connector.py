@@ -54,6 +54,7 @@ class PeriluneWorkerMetadata(KVConnectorWorkerMetadata):
             StepResults(
                 [*self.results.loads, *other.results.loads],
                 [*self.results.stores, *other.results.stores],
+                [*self.results.steps, *other.results.steps],
             )
         )
 
@@ -137,9 +138,8 @@ class PeriluneConnector(KVConnectorBase_V1):
         return PeriluneWorkerMetadata(results) if results is not None else None
 
     def get_kv_connector_stats(self) -> PeriluneStats | None:
-        if self._worker is None:
-            return None
-        counts = self._worker.take_counts()
+        half = self._worker or self._scheduler
+        counts = half.take_counts() if half is not None else {}
         return PeriluneStats(data=empty() | counts) if counts else None
 
     # --- scheduler ----------------------------------------------------------------------------

@@ -29,7 +29,8 @@ class PageFormat:
 class PagedKv:
     """Byte views of the registered tensors, addressed by the scheduler's block ids.
 
-    A pool block's payload is layer-major: per layer, its pages in order.
+    A pool block's payload is layer-major: per layer, its pages in order. Layer `i` lies from
+    `offsets[i]` to `offsets[i + 1]`.
     """
 
     def __init__(self, kv_caches: dict[str, torch.Tensor], pages_per_block: int) -> None:
@@ -50,7 +51,7 @@ class PagedKv:
             device=tensors[0].device.type,
         )
         self._stacked = _stack(self._views)
-        self._offsets = _offsets(self.format.page_bytes, pages_per_block)
+        self.offsets = _offsets(self.format.page_bytes, pages_per_block)
 
     @property
     def num_layers(self) -> int:
@@ -59,7 +60,7 @@ class PagedKv:
     @property
     def block_bytes(self) -> int:
         """Payload bytes of one pool block."""
-        return self._offsets[-1]
+        return self.offsets[-1]
 
     def scatter(
         self, payload: torch.Tensor, pages: Sequence[PageTarget], first: int, last: int
@@ -94,7 +95,7 @@ class PagedKv:
         return payload.view(self.num_layers, self._per_block, self.format.page_bytes[0])
 
     def _layer(self, payload: torch.Tensor, layer: int) -> torch.Tensor:
-        start, end = self._offsets[layer], self._offsets[layer + 1]
+        start, end = self.offsets[layer], self.offsets[layer + 1]
         return payload[start:end].view(self._per_block, self.format.page_bytes[layer])
 
 

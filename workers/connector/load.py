@@ -1,9 +1,9 @@
 """Reads blocks from the slab into the engine's paged cache, and proves what it read.
 
-The bytes are copied first and verified after: the slot's generation must be what the agent named
-before the copy and after it, and the payload must have the checksum that its writer left.
-Where the engine calls its layer hooks, layers are copied in groups just before they are needed;
-else all at once before the step.
+The slot's generation must be what the agent named before the copy and after it, and the payload
+must have the checksum that its writer left; each part is summed up just after it is copied, while
+the cache still has it. Where the engine calls its layer hooks, layers are copied in groups just
+before they are needed; else all at once before the step.
 """
 
 from __future__ import annotations
@@ -38,7 +38,17 @@ class SlotMemory(Protocol):
     def generation(self, slot: int) -> int:
         """As its header says now."""
 
-    def verify(self, slot: int, generation: int, block_hash: bytes) -> Cause | None:
+    def check(self, slot: int) -> PayloadCheck:
+        """To follow the copy that begins now."""
+
+
+class PayloadCheck(Protocol):
+    """Proves one block's copy."""
+
+    def copied(self, start: int, end: int) -> None:
+        """These bytes of the payload were copied just now; parts come in order."""
+
+    def verify(self, generation: int, block_hash: bytes) -> Cause | None:
         """None where header and payload are what the block's writer left."""
 
 
@@ -68,28 +78,35 @@ class Load:
         self._next_layer = 0
         self._by_layer = [0.0] * paged.num_layers
         self._scatter_seconds = 0.0
-        self._readable = [self._is_readable(block) for block in order.blocks]
+        self._verify_seconds = 0.0
+        # None where the slot does not hold the block even now.
+        self._checks = [self._begin(block) for block in order.blocks]
 
-    def _is_readable(self, block: BlockLoad) -> bool:
+    def _begin(self, block: BlockLoad) -> PayloadCheck | None:
         memory = self._memory
         if memory is None or not memory.holds(block.slot):
-            return False
-        return memory.generation(block.slot) == block.generation
+            return None
+        same = memory.generation(block.slot) == block.generation
+        return memory.check(block.slot) if same else None
 
     def copy_layers(self, last: int) -> float:
         """Copy every layer before `last` that is not copied yet; returns the seconds it took."""
         first = self._next_layer
         if last <= first:
             return 0.0
-        began = self._clock()
-        if self._memory is not None:
-            for block, readable in zip(self.order.blocks, self._readable, strict=True):
-                if readable:
-                    payload = self._memory.payload(block.slot)
-                    self._paged.scatter(payload, block.pages, first, last)
+        started = now = self._clock()
+        start, end = self._paged.offsets[first], self._paged.offsets[last]
+        for block, check in zip(self.order.blocks, self._checks, strict=True):
+            if check is None or self._memory is None:
+                continue
+            self._paged.scatter(self._memory.payload(block.slot), block.pages, first, last)
+            copied = self._clock()
+            check.copied(start, end)
+            self._scatter_seconds += copied - now
+            now = self._clock()
+            self._verify_seconds += now - copied
         self._next_layer = last
-        took = self._clock() - began
-        self._scatter_seconds += took
+        took = now - started
         for layer in range(first, last):
             self._by_layer[layer] += took / (last - first)
         return took
@@ -102,11 +119,13 @@ class Load:
         bad: list[BadBlock] = []
         failed: list[int] = []
         spoiled: set[int] = set()
-        for index, block in enumerate(self.order.blocks):
-            cause = self._check(block) if self._readable[index] and complete else None
+        for index, (block, check) in enumerate(zip(self.order.blocks, self._checks, strict=True)):
+            cause = None
+            if check is not None and complete:
+                cause = check.verify(block.generation, block.block_hash)
             if cause is not None:
                 bad.append(BadBlock(block, cause))
-            if cause is not None or not self._readable[index] or not complete:
+            if cause is not None or check is None or not complete:
                 failed.append(index)
                 spoiled.update(target.block_id for target in block.pages)
         result = LoadResult(
@@ -116,15 +135,11 @@ class Load:
             failed_blocks=len(failed),
             first_failed=self.order.first_block + failed[0] if failed else -1,
             loaded_bytes=self._loaded_bytes(set(failed)),
-            verify_seconds=self._clock() - began,
+            verify_seconds=self._verify_seconds + self._clock() - began,
             scatter_seconds=self._scatter_seconds,
             by_layer_seconds=self._by_layer if by_layer else [],
         )
         return result, bad, spoiled
-
-    def _check(self, block: BlockLoad) -> Cause | None:
-        assert self._memory is not None
-        return self._memory.verify(block.slot, block.generation, block.block_hash)
 
     def _loaded_bytes(self, failed: set[int]) -> int:
         page_bytes = sum(self._paged.format.page_bytes)

@@ -51,14 +51,17 @@ class StoreOrder:
     parent: bytes
     block_hashes: tuple[bytes, ...]
     block_ids: tuple[int, ...]
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class StepOrders:
-    """One engine step's work for the worker half."""
+    """One engine step's work for the worker half. A step with a `number` comes back in the results,
+    so that the planner learns how long it took."""
 
     loads: tuple[LoadOrder, ...] = ()
     stores: tuple[StoreOrder, ...] = ()
+    number: int = 0
 
 
 @dataclass(slots=True)
@@ -78,17 +81,23 @@ class LoadResult:
 
 @dataclass(slots=True)
 class StoreResult:
-    """How many blocks of one request were handed to the pool, or dropped because none answered."""
+    """Blocks of one request: handed to the pool, refused by it and kept to be offered again, or
+    dropped."""
 
     request_id: str
     stored_blocks: int = 0
     stored_bytes: int = 0
+    refused_blocks: int = 0
     dropped_blocks: int = 0
 
 
 @dataclass(slots=True)
 class StepResults:
-    """What the worker half did in a step."""
+    """What the worker half did in a step; `steps` are the numbers of those that ended."""
 
     loads: list[LoadResult] = field(default_factory=list)
     stores: list[StoreResult] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.loads or self.stores or self.steps)

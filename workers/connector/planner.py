@@ -12,10 +12,12 @@ A preempted request goes through match and allocate again.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
+from workers.connector.legs import leg_report, pool_hit_tokens
+from workers.connector.matching import Matcher
 from workers.connector.metadata import (
     BlockLoad,
     LoadOrder,
@@ -25,91 +27,18 @@ from workers.connector.metadata import (
     StepResults,
     StoreOrder,
 )
+from workers.connector.promotion import PromotionJudge
+from workers.connector.request import PoolCalls, RequestInfo, RequestState, Scheduled
 from workers.connector.settings import ConnectorSettings
-from workers.core.hashing import block_hashes, root_hash
-from workers.core.ids import BlockHash, OwnerId, load_owner, transfer_owner
-from workers.core.messages import LegReport, LookupReply, SlotRef
+from workers.core.ids import OwnerId, transfer_owner
+from workers.core.messages import SlotRef
+
+__all__ = ["Planner", "PoolCalls", "RequestInfo", "Scheduled"]
 
 _LOADING_BOUND_SECONDS = 30.0
 _LOST = SlotRef(-1, 0)
-
-
-class PoolCalls(Protocol):
-    """The node agent as the planner sees it. Every call is bounded; None means no answer."""
-
-    @property
-    def namespace(self) -> bytes:
-        """Digest of this engine's namespace; empty until the worker half has registered it."""
-
-    @property
-    def incarnation(self) -> int:
-        """The agent's incarnation; 0 while none is connected."""
-
-    def lookup(self, hashes: Sequence[bytes]) -> LookupReply | None:
-        """How much of a chain is held."""
-
-    def prepare_load(self, owner: str, hashes: Sequence[bytes]) -> list[SlotRef] | None:
-        """Pin the held prefix of `hashes`; its slots."""
-
-    def pin_prefix(self, owner: str, hashes: Sequence[bytes]) -> int:
-        """Pin what is held or being stored; for how many blocks, 0 without an answer."""
-
-    def release(self, owner: str) -> None:
-        """End the owner's pins, some time soon."""
-
-    def report(self, leg: LegReport) -> None:
-        """Hand in a leg's report, some time soon."""
-
-
-@dataclass(frozen=True, slots=True)
-class RequestInfo:
-    """The parts of an engine's request that matter here."""
-
-    request_id: str
-    prompt_token_ids: Sequence[int]
-    cache_salt: str | None = None
-    lora: str | None = None
-    extras: Sequence[tuple[bytes, ...]] = ()
-    transfer_id: str = ""
-    leg: str = ""  # "prefill", "decode", or empty for a request that came past the gateway
-    expected_blocks: int = 0
-    skip: bool = False  # reads and writes nothing of the pool, and counts as neither hit nor miss
-
-
-@dataclass(frozen=True, slots=True)
-class Scheduled:
-    """A request's part of a step. `block_ids` are appended unless `replaces_blocks`."""
-
-    request_id: str
-    num_computed_tokens: int
-    num_scheduled_tokens: int
-    block_ids: Sequence[int] = ()
-    replaces_blocks: bool = False
-
-
-@dataclass(slots=True)
-class _Request:
-    info: RequestInfo
-    hashes: list[BlockHash] = field(default_factory=list)
-    hashed_namespace: bytes = b""
-    attempt: int = 0
-    load_failed: bool = False
-    block_ids: list[int] = field(default_factory=list)
-    store_from: int = 0  # pool blocks before this one need no store order
-    lookup: LookupReply | None = None
-    looked_up_at: float = 0.0
-    lookup_epoch: int = -1
-    wait_began: float | None = None
-    wait_seconds: float = 0.0
-    local_tokens: int = 0
-    was_allocated: bool = False
-    device_hit_tokens: int = 0
-    pool_hit_tokens: int = 0
-    holds_pins: bool = False
-    loads: list[LoadResult] = field(default_factory=list)
-    stores_under_way: int = 0
-    stored_blocks: int = 0
-    stored_bytes: int = 0
+_TIMED_STEP_TOKENS = 16  # a step with fewer to prefill says nothing of what a token costs
+_MAX_TIMED_STEPS = 16
 
 
 class Planner:
@@ -118,20 +47,32 @@ class Planner:
     def __init__(self, settings: ConnectorSettings, pool: PoolCalls) -> None:
         self._settings = settings
         self._pool = pool
-        self._requests: dict[str, _Request] = {}
+        self._judge = PromotionJudge(settings.promote_timeout_seconds)
+        self._matcher = Matcher(settings, pool, self._judge)
+        self._requests: dict[str, RequestState] = {}
         # Ended, but the worker half has not yet said what the last step stored.
-        self._ended: dict[str, _Request] = {}
+        self._ended: dict[str, RequestState] = {}
         self._loads: list[LoadOrder] = []
         # Blocks that a step in flight reads: nobody else may take them from the device's cache
         # until they are verified. (request, attempt) -> (since, hashes)
         self._loading: dict[tuple[str, int], tuple[float, frozenset[bytes]]] = {}
-        self._epoch = 0
+        self._steps = 0
+        self._timed: dict[int, tuple[float, int]] = {}  # number -> (began, tokens)
+        self._step_ended = 0.0
+        self._counts: Counter[str] = Counter()
 
     # --- requests -----------------------------------------------------------------------------
 
     def add(self, info: RequestInfo) -> None:
         """Start to follow a request; a known id is left as it is."""
-        self._requests.setdefault(info.request_id, _Request(info))
+        if info.request_id in self._requests:
+            return
+        state = self._requests[info.request_id] = RequestState(info)
+        if info.skip:
+            return
+        self._matcher.add(state)
+        if info.leg == "decode" and info.transfer_id:  # its pins must outlast the wait for a turn
+            self._pool.keep(transfer_owner(info.transfer_id))
 
     def knows(self, request_id: str) -> bool:
         return request_id in self._requests
@@ -141,67 +82,19 @@ class Planner:
     ) -> int | None:
         """Tokens that the pool can add after `num_local_tokens`; None asks to come back later.
 
-        Takes no pins and may be called any number of times. Never the whole of `num_tokens`,
-        never part of a pool block.
+        May be called any number of times. Never the whole of `num_tokens`, never part of a pool
+        block. Only what it has brought from SSD is pinned, until the request's load or end.
         """
         state = self._requests.get(request_id)
         if state is None or state.info.skip:
             return 0
         state.local_tokens = num_local_tokens
-        self._hash(state)
+        self._matcher.hash(state)
         if self._shares_unverified(state, num_local_tokens, now):
             return None
-        block_tokens = self._settings.block_tokens
-        cap = min(len(state.hashes), (num_tokens - 1) // block_tokens)
-        if state.load_failed or cap * block_tokens <= num_local_tokens:
-            return self._matched(state, 0, now)
-        found = self._lookup(state, cap, now)
-        if found is None:
-            return self._matched(state, 0, now)
-        if self._should_wait(state, found, cap, now):
-            return None
-        external = min(found.num_held, cap) * block_tokens - num_local_tokens
-        return self._matched(state, max(0, external), now)
+        return self._matcher.external_tokens(state, num_tokens, now)
 
-    def _matched(self, state: _Request, num_tokens: int, now: float) -> int:
-        if state.wait_began is not None:
-            state.wait_seconds += now - state.wait_began
-            state.wait_began = None
-        return num_tokens
-
-    def _hash(self, state: _Request) -> None:
-        """Keys need the namespace, which comes with the agent's first answer."""
-        namespace = self._pool.namespace
-        if not namespace or state.hashed_namespace == namespace:
-            return
-        info = state.info
-        root = root_hash(namespace, info.cache_salt, info.lora)
-        state.hashes = block_hashes(
-            root, info.prompt_token_ids, self._settings.block_tokens, info.extras
-        )
-        state.hashed_namespace = namespace
-
-    def _lookup(self, state: _Request, cap: int, now: float) -> LookupReply | None:
-        age = now - state.looked_up_at
-        fresh = state.lookup_epoch == self._epoch and age < self._settings.lookup_ttl_seconds
-        if state.lookup is not None and fresh:
-            return state.lookup
-        state.lookup = self._pool.lookup(state.hashes[:cap])
-        state.looked_up_at = now
-        state.lookup_epoch = self._epoch
-        return state.lookup
-
-    def _should_wait(self, state: _Request, found: LookupReply, cap: int, now: float) -> bool:
-        """Leg 2 waits, bounded, for blocks that leg 1 is still writing."""
-        wanted = min(cap, state.info.expected_blocks)
-        if state.info.leg != "decode" or found.num_held >= wanted or not found.num_pending:
-            return False
-        if state.wait_began is None:
-            state.wait_began = now
-        waited = state.wait_seconds + now - state.wait_began
-        return waited < self._settings.load_timeout_seconds
-
-    def _shares_unverified(self, state: _Request, num_local_tokens: int, now: float) -> bool:
+    def _shares_unverified(self, state: RequestState, num_local_tokens: int, now: float) -> bool:
         if not self._loading or not num_local_tokens:
             return False
         covered = -(-num_local_tokens // self._settings.block_tokens)
@@ -220,23 +113,36 @@ class Planner:
         state = self._requests.get(request_id)
         if state is None:
             return
+        self._matcher.remove(request_id)
         state.block_ids = list(block_ids)
         state.store_from = 0
         if not state.was_allocated:
             state.was_allocated = True
             state.device_hit_tokens = state.local_tokens
             state.pool_hit_tokens = num_external_tokens
+            self._count_short(state)
         if num_external_tokens > 0:
             self._plan_load(state, num_external_tokens, now)
+        else:
+            self._unpin(state)
 
-    def _plan_load(self, state: _Request, num_external_tokens: int, now: float) -> None:
+    def _count_short(self, state: RequestState) -> None:
+        """Leg 1 promised a prefix; what is missing of it is a hole."""
+        block_tokens = self._settings.block_tokens
+        whole = (len(state.info.prompt_token_ids) - 1) // block_tokens
+        found = (state.device_hit_tokens + state.pool_hit_tokens) // block_tokens
+        self._counts["short_prefix_blocks"] += max(
+            0, min(state.info.expected_blocks, whole) - found
+        )
+
+    def _plan_load(self, state: RequestState, num_external_tokens: int, now: float) -> None:
         block_tokens = self._settings.block_tokens
         first = state.local_tokens // block_tokens
         end = (state.local_tokens + num_external_tokens) // block_tokens
-        owner = load_owner(self._settings.worker_id, state.info.request_id)
+        owner = self._matcher.load_owner(state)
         # The blocks before `first` are on the device; a pin on a block protects its ancestors.
         slots = self._pool.prepare_load(owner, state.hashes[first:end])
-        state.holds_pins = slots is not None
+        state.holds_pins |= slots is not None
         found = list(slots or ()) + [_LOST] * (end - first)
         blocks = tuple(
             BlockLoad(state.hashes[index], ref.slot, ref.generation, self._pages(state, index))
@@ -250,7 +156,7 @@ class Planner:
         self._loading[order.request_id, order.attempt] = (now, hashes)
         state.store_from = end
 
-    def _pages(self, state: _Request, index: int) -> tuple[PageTarget, ...]:
+    def _pages(self, state: RequestState, index: int) -> tuple[PageTarget, ...]:
         """The pages of pool block `index` that the device does not hold already."""
         per_block = self._settings.pages_per_block
         held = state.local_tokens // self._settings.engine_block_tokens
@@ -262,12 +168,29 @@ class Planner:
 
     # --- steps --------------------------------------------------------------------------------
 
-    def step(self, scheduled: Sequence[Scheduled]) -> StepOrders:
+    def step(self, scheduled: Sequence[Scheduled], now: float) -> StepOrders:
         """Orders for the step that computes `scheduled`."""
         self._report_ended()
+        self._matcher.end_step(now)
         loads, self._loads = tuple(self._loads), []
         stores = [self._plan_store(part) for part in scheduled]
-        return StepOrders(loads, tuple(store for store in stores if store is not None))
+        number = self._time_step(scheduled, now)
+        return StepOrders(loads, tuple(store for store in stores if store is not None), number)
+
+    def _time_step(self, scheduled: Sequence[Scheduled], now: float) -> int:
+        """A number for a step that will say what prefilling costs, else 0."""
+        tokens = sum(part.num_scheduled_tokens for part in scheduled if self._prefills(part))
+        if tokens < _TIMED_STEP_TOKENS:
+            return 0
+        self._steps += 1
+        self._timed[self._steps] = (now, tokens)
+        while len(self._timed) > _MAX_TIMED_STEPS:
+            del self._timed[next(iter(self._timed))]
+        return self._steps
+
+    def _prefills(self, part: Scheduled) -> bool:
+        state = self._requests.get(part.request_id)
+        return state is not None and part.num_computed_tokens < len(state.info.prompt_token_ids)
 
     def _plan_store(self, part: Scheduled) -> StoreOrder | None:
         state = self._requests.get(part.request_id)
@@ -279,7 +202,7 @@ class Planner:
             state.block_ids.extend(part.block_ids)
         if not self._settings.stores or state.info.skip:
             return None
-        self._hash(state)
+        self._matcher.hash(state)
         computed = part.num_computed_tokens + part.num_scheduled_tokens
         start = state.store_from
         end = min(len(state.hashes), computed // self._settings.block_tokens)
@@ -296,6 +219,7 @@ class Planner:
             parent=state.hashes[start - 1] if start else b"",
             block_hashes=tuple(state.hashes[start:end]),
             block_ids=tuple(state.block_ids[start * per_block : end * per_block]),
+            tenant=state.tenant,
         )
 
     def _store_owner(self, info: RequestInfo) -> OwnerId:
@@ -304,11 +228,13 @@ class Planner:
             return transfer_owner(info.transfer_id)
         return OwnerId(f"store:{self._settings.worker_id}:{info.request_id}")
 
-    def apply(self, results: StepResults) -> set[int]:
+    def apply(self, results: StepResults, now: float) -> set[int]:
         """Take in what the worker half did.
 
         Returns the engine's blocks that hold unverified bytes: they must leave its prefix cache.
         """
+        for number in results.steps:
+            self._learn(number, now)
         spoiled: set[int] = set()
         for load in results.loads:
             self._loading.pop((load.request_id, load.attempt), None)
@@ -316,6 +242,7 @@ class Planner:
             if state is None:
                 continue
             if state.info.leg != "prefill":
+                self._end_waiting(state)
                 self._unpin(state)  # leg 1 keeps what it read pinned until leg 2's pins take over
             state.loads.append(load)
             if load.first_failed >= 0 and load.attempt == state.attempt:
@@ -329,17 +256,24 @@ class Planner:
         self._report_ended()
         return spoiled
 
-    def _after_failed_load(self, state: _Request, load: LoadResult) -> list[int]:
+    def _learn(self, number: int, now: float) -> None:
+        """Steps may overlap: one's time begins when the one before has ended."""
+        if timed := self._timed.pop(number, None):
+            began, tokens = timed
+            self._judge.note_step(tokens, now - max(began, self._step_ended), now)
+        self._step_ended = now
+
+    def _after_failed_load(self, state: RequestState, load: LoadResult) -> list[int]:
         """No second try: another hit of the same request can livelock a small device cache."""
         state.load_failed = True
         state.attempt += 1
         state.store_from = load.first_failed
         return state.block_ids[load.first_failed * self._settings.pages_per_block :]
 
-    def _unpin(self, state: _Request) -> None:
+    def _unpin(self, state: RequestState) -> None:
         if state.holds_pins:
             state.holds_pins = False
-            self._pool.release(load_owner(self._settings.worker_id, state.info.request_id))
+            self._pool.release(self._matcher.load_owner(state))
 
     # --- ends ---------------------------------------------------------------------------------
 
@@ -349,24 +283,37 @@ class Planner:
         if state is None:
             return None
         self._forget_unsent(request_id)
+        self._matcher.remove(request_id)
         reply = None
         hands_over = state.info.leg == "prefill" and self._settings.stores and not state.info.skip
         if completed and hands_over:
             reply = {"perilune": self._hand_over(state)}
+        self._end_waiting(state)
         self._unpin(state)
         if state.info.skip:
             return None
+        self._hint(state)
         if state.was_allocated and state.stores_under_way > 0:
             self._ended[request_id] = state
         elif state.was_allocated:
-            self._pool.report(self._leg_report(state))
+            self._pool.report(leg_report(self._settings, state))
         return reply
+
+    def _end_waiting(self, state: RequestState) -> None:
+        """What leg 1 pinned is leg 2's no longer: the gateway ends it, or its lease does."""
+        if state.info.leg == "decode" and state.info.transfer_id:
+            self._pool.let_go(transfer_owner(state.info.transfer_id))
+
+    def _hint(self, state: RequestState) -> None:
+        """Once a request: leg 1 leaves it to leg 2, the last to use the chain."""
+        if state.info.session and state.hashes and state.info.leg != "prefill":
+            self._pool.hint(state.hashes, state.info.session)
 
     def _report_ended(self) -> None:
         """vLLM ends a request before it hands over the same step's results: these have come."""
         ended, self._ended = self._ended, {}
         for state in ended.values():
-            self._pool.report(self._leg_report(state))
+            self._pool.report(leg_report(self._settings, state))
 
     def _forget_unsent(self, request_id: str) -> None:
         """An end before the step went out leaves nothing for the worker half to do."""
@@ -374,7 +321,7 @@ class Planner:
             self._loads.remove(order)
             self._loading.pop((order.request_id, order.attempt), None)
 
-    def _hand_over(self, state: _Request) -> dict[str, Any]:
+    def _hand_over(self, state: RequestState) -> dict[str, Any]:
         """Pin the prompt's blocks for leg 2 and say how many of them it will find."""
         num_blocks = 0
         if state.hashes:
@@ -384,50 +331,20 @@ class Planner:
             "transfer_id": state.info.transfer_id,
             "num_blocks": num_blocks,
             "device_hit_tokens": state.device_hit_tokens,
-            "pool_hit_tokens": self._pool_hit_tokens(state),
+            "pool_hit_tokens": pool_hit_tokens(state, self._settings.block_tokens),
         }
-
-    def _pool_hit_tokens(self, state: _Request) -> int:
-        """What was loaded and verified; a failed load's rest was computed after all."""
-        failed = [load for load in state.loads if load.first_failed >= 0]
-        if not failed:
-            return state.pool_hit_tokens
-        usable = failed[0].first_failed * self._settings.block_tokens - state.device_hit_tokens
-        return min(max(0, usable), state.pool_hit_tokens)
-
-    def _leg_report(self, state: _Request) -> LegReport:
-        pool_hit = self._pool_hit_tokens(state)
-        prompt_tokens = len(state.info.prompt_token_ids)
-        verify = sum(load.verify_seconds for load in state.loads)
-        scatter = sum(load.scatter_seconds for load in state.loads)
-        by_layer = state.loads[-1].by_layer_seconds if state.loads else []
-        return LegReport(
-            transfer_id=state.info.transfer_id,
-            worker_id=self._settings.worker_id,
-            kv_role=self._settings.kv_role,
-            prompt_tokens=prompt_tokens,
-            device_hit_tokens=state.device_hit_tokens,
-            pool_hit_tokens=pool_hit,
-            computed_tokens=prompt_tokens - state.device_hit_tokens - pool_hit,
-            loaded_blocks=sum(load.loaded_blocks for load in state.loads),
-            failed_blocks=sum(load.failed_blocks for load in state.loads),
-            stored_blocks=state.stored_blocks,
-            loaded_bytes=sum(load.loaded_bytes for load in state.loads),
-            stored_bytes=state.stored_bytes,
-            kv_wait_seconds=state.wait_seconds + verify + scatter,
-            kv_wait_by_layer_seconds=list(by_layer),
-            kv_wait_by_stage_seconds={
-                "queue": state.wait_seconds,
-                "wire": 0.0,
-                "verify": verify,
-                "scatter": scatter,
-            },
-            observed="layer" if by_layer else "stage",
-        )
 
     def reset_cache(self) -> None:
         """Forget what lookups said. The pool is shared and stays as it is."""
-        self._epoch += 1
+        self._matcher.forget_answers()
+
+    def take_counts(self) -> dict[str, float]:
+        """Counter increments since the last call."""
+        counts = {name: float(count) for name, count in self._counts.items() if count}
+        counts |= {name: float(count) for name, count in self._matcher.counts.items() if count}
+        self._counts.clear()
+        self._matcher.counts.clear()
+        return counts
 
     def num_requests(self) -> int:
         return len(self._requests)

@@ -5,22 +5,26 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 from workers.client import make_hello
+from workers.connector.lora import lora_identity
 from workers.connector.metadata import StepOrders, StepResults
 from workers.connector.planner import Planner, RequestInfo, Scheduled
+from workers.connector.request import SessionHint, Urgency
 from workers.connector.session import AgentSession
 from workers.connector.settings import ConnectorSettings
 from workers.core.hashing import namespace_digest
 from workers.core.messages import (
     Done,
+    Hint,
     LegReport,
     Lookup,
     LookupReply,
     PinPrefix,
     PreparedLoad,
     PrepareLoad,
+    Promote,
     Release,
     SlotRef,
 )
@@ -36,22 +40,44 @@ _PIN_TIMEOUT_SECONDS = 0.25
 class SessionPool:
     """`PoolCalls` over a session: one bounded question each, None where no agent answers."""
 
-    def __init__(self, session: AgentSession, namespace: bytes) -> None:
-        self._session = session
+    def __init__(self, namespace: bytes) -> None:
         self.namespace = namespace
+        self._owners: set[str] = set()
+
+    def attach(self, session: AgentSession) -> None:
+        """Before anything else is asked."""
+        self._session = session
+
+    def owners(self) -> tuple[str, ...]:
+        """Whose leases to renew. Asked by the session's thread: the copy is atomic."""
+        return tuple(self._owners)
 
     @property
     def incarnation(self) -> int:
         welcome = self._session.welcome
         return welcome.incarnation if welcome is not None else 0
 
-    def lookup(self, hashes: Sequence[bytes]) -> LookupReply | None:
-        return self._session.call(Lookup(self.namespace, list(hashes)), LookupReply)
+    def lookup(self, chains: Sequence[Sequence[bytes]]) -> list[LookupReply] | None:
+        bodies = [Lookup(self.namespace, list(chain)) for chain in chains]
+        return self._session.call_many(bodies, LookupReply)
 
     def prepare_load(self, owner: str, hashes: Sequence[bytes]) -> list[SlotRef] | None:
         body = PrepareLoad(owner, self.namespace, list(hashes))
         reply = self._session.call(body, PreparedLoad, _PIN_TIMEOUT_SECONDS)
-        return reply.slots if reply is not None else None
+        if reply is None:
+            return None
+        self._owners.add(owner)
+        return reply.slots
+
+    def promote(self, owner: str, hashes: Sequence[bytes], urgency: Urgency) -> LookupReply | None:
+        body = Promote(owner, self.namespace, list(hashes), urgency)
+        reply = self._session.call(body, LookupReply)
+        if reply is not None:
+            self._owners.add(owner)
+        return reply
+
+    def promote_later(self, owner: str, hashes: Sequence[bytes]) -> None:
+        self._session.post(Promote(owner, self.namespace, list(hashes), "batch"))
 
     def pin_prefix(self, owner: str, hashes: Sequence[bytes]) -> int:
         body = PinPrefix(owner, self.namespace, list(hashes))
@@ -59,10 +85,20 @@ class SessionPool:
         return reply.count if reply is not None else 0
 
     def release(self, owner: str) -> None:
+        self._owners.discard(owner)
         self._session.post(Release(owner))
+
+    def keep(self, owner: str) -> None:
+        self._owners.add(owner)
+
+    def let_go(self, owner: str) -> None:
+        self._owners.discard(owner)
 
     def report(self, leg: LegReport) -> None:
         self._session.post(leg)
+
+    def hint(self, hashes: Sequence[bytes], session: Literal["continue", "over"]) -> None:
+        self._session.post(Hint(self.namespace, list(hashes), session))
 
 
 class SchedulerHalf:
@@ -77,10 +113,14 @@ class SchedulerHalf:
             kv_role=settings.kv_role,
             engine_role="scheduler",
         )
+        pool = SessionPool(namespace_digest(spec))
         self._session = AgentSession(
-            settings.agent_socket, hello, call_timeout_seconds=settings.call_timeout_seconds
+            settings.agent_socket,
+            hello,
+            call_timeout_seconds=settings.call_timeout_seconds,
+            owners=pool.owners,
         )
-        pool = SessionPool(self._session, namespace_digest(spec))
+        pool.attach(self._session)
         self._planner = Planner(settings, pool)
         self._session.start()
 
@@ -99,14 +139,17 @@ class SchedulerHalf:
         self._planner.allocate(request.request_id, block_ids, num_external_tokens, time.monotonic())
 
     def step(self, scheduler_output: Any) -> StepOrders:
-        return self._planner.step(scheduled_of(scheduler_output))
+        return self._planner.step(scheduled_of(scheduler_output), time.monotonic())
 
     def apply(self, results: StepResults) -> set[int]:
-        return self._planner.apply(results)
+        return self._planner.apply(results, time.monotonic())
 
     def finish(self, request: Any) -> dict[str, Any] | None:
         completed = request.status.name in ("FINISHED_STOPPED", "FINISHED_LENGTH_CAPPED")
         return self._planner.finish(request.request_id, completed=completed)
+
+    def take_counts(self) -> dict[str, float]:
+        return self._planner.take_counts()
 
     def reset_cache(self) -> None:
         self._planner.reset_cache()
@@ -133,11 +176,12 @@ def request_info(request: Any, block_tokens: int) -> RequestInfo:
         request_id=request.request_id,
         prompt_token_ids=tokens,
         cache_salt=request.cache_salt,
-        lora=_lora_identity(request.lora_request),
+        lora=lora_identity(request.lora_request),
         extras=media_extras(features, len(tokens), block_tokens) if features else (),
         transfer_id=_text(params.get("transfer_id")),
         leg=_text(params.get("leg")),
         expected_blocks=_count(params.get("num_blocks")),
+        session=_session(params.get("session")),
         skip=skip,
     )
 
@@ -184,11 +228,6 @@ def scheduled_of(scheduler_output: Any) -> list[Scheduled]:
     return scheduled
 
 
-def _lora_identity(lora: Any) -> str | None:
-    """Name and source: one name may stand for another adapter elsewhere."""
-    return None if lora is None else f"{lora.lora_name}\0{lora.lora_path}"
-
-
 def _our_params(request: Any) -> dict[str, Any]:
     """The gateway's part of `kv_transfer_params`; a client may have put anything there."""
     params = request.kv_transfer_params
@@ -198,6 +237,10 @@ def _our_params(request: Any) -> dict[str, Any]:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) and len(value) <= _MAX_ID_CHARS else ""
+
+
+def _session(value: Any) -> SessionHint:
+    return value if value in ("continue", "over") else ""
 
 
 def _count(value: Any) -> int:

@@ -9,14 +9,24 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
-from workers.client import AgentClient
+from workers.client import AgentClient, OnLate
 from workers.connector.affinity import leave_engine_cores
 from workers.core.errors import AgentUnavailableError, ProtocolError, RefusedError
-from workers.core.messages import Done, Hello, Renew, ReplyBody, RequestBody, Welcome
+from workers.core.messages import (
+    Done,
+    Hello,
+    LookupReply,
+    Promote,
+    Renew,
+    ReplyBody,
+    RequestBody,
+    Welcome,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -25,9 +35,11 @@ _LAST_RETRY_SECONDS = 0.5
 _PING_SECONDS = 1.0
 _PATIENT_TIMEOUT_SECONDS = 2.0  # of what no request waits for
 _POST_QUEUE = 1024
+_MAX_RENEWED = 4096  # owners in one message
 
 OnConnect = Callable[[Welcome], None]
 R = TypeVar("R", bound=ReplyBody)
+Answer = TypeVar("Answer")
 
 
 class AgentSession:
@@ -40,12 +52,18 @@ class AgentSession:
         *,
         call_timeout_seconds: float,
         on_connect: OnConnect = lambda _: None,
+        owners: Callable[[], Iterable[str]] = tuple,
     ) -> None:
-        """`on_connect` runs in the session's thread before calls go out to a new agent."""
+        """`on_connect` runs in the session's thread before calls go out to a new agent.
+
+        `owners`, asked in that thread too, names those whose leases are renewed at each ping.
+        """
         self._address = address
         self._hello = hello
         self._call_timeout = call_timeout_seconds
         self._on_connect = on_connect
+        self._owners = owners
+        self._pinged = 0.0
         # A client is used for one connection only: it must not reconnect within a request.
         self._client: AgentClient | None = None
         self._welcome: Welcome | None = None
@@ -82,11 +100,30 @@ class AgentSession:
 
     def call(self, body: RequestBody, expected: type[R], timeout: float | None = None) -> R | None:
         """The agent's answer, or None where there is none within the bound or it was a no."""
+        return self._ask(
+            lambda client: client.call(body, expected, timeout or self._call_timeout), body
+        )
+
+    def call_many(self, bodies: Sequence[RequestBody], expected: type[R]) -> list[R] | None:
+        """Several questions in one round trip; None where one of them has no answer."""
+        return self._ask(
+            lambda client: client.call_many(bodies, expected, self._call_timeout), bodies[0]
+        )
+
+    def try_many(
+        self, bodies: Sequence[RequestBody], expected: type[R], timeout: float, on_late: OnLate
+    ) -> list[R | None] | None:
+        """See `AgentClient.try_many`; None where nothing was asked."""
+        return self._ask(
+            lambda client: client.try_many(bodies, expected, timeout, on_late), bodies[0]
+        )
+
+    def _ask(self, question: Callable[[AgentClient], Answer], body: RequestBody) -> Answer | None:
         client = self._client
         if client is None:
             return None
         try:
-            return client.call(body, expected, timeout or self._call_timeout)
+            return question(client)
         except RefusedError as error:
             logger.warning("node agent refused %s: %s", type(body).__name__, error)
         except (AgentUnavailableError, ProtocolError) as error:
@@ -114,21 +151,31 @@ class AgentSession:
         self._flush()
 
     def _serve(self) -> None:
-        """Send posts; ping where there are none, so that a dead agent is noticed."""
+        """Send posts; ping now and then, so that leases last and a dead agent is noticed."""
+        pause = _PING_SECONDS
+        if self._welcome is not None:
+            pause = min(pause, self._welcome.lease_seconds / 3)
         if not self._posts:
-            self._sleep(_PING_SECONDS)
-        if self._posts:
-            self._flush()
-        elif not self._closing:
-            self.call(Renew([]), Done, _PATIENT_TIMEOUT_SECONDS)
+            self._sleep(pause)
+        self._flush()
+        now = time.monotonic()
+        if not self._closing and now - self._pinged >= pause:
+            self._pinged = now
+            owners = list(self._owners())[:_MAX_RENEWED]
+            self.call(Renew(owners), Done, _PATIENT_TIMEOUT_SECONDS)
 
     def _sleep(self, seconds: float) -> None:
         self._wake.wait(seconds)
         self._wake.clear()
 
     def _flush(self) -> None:
-        while self._posts and self._client is not None:
-            self.call(self._posts.popleft(), Done, _PATIENT_TIMEOUT_SECONDS)
+        """What is queued now; what comes meanwhile waits, so that pings are not put off."""
+        for _ in range(len(self._posts)):
+            if self._client is None or not self._posts:
+                return
+            body = self._posts.popleft()
+            expected: type[ReplyBody] = LookupReply if isinstance(body, Promote) else Done
+            self.call(body, expected, _PATIENT_TIMEOUT_SECONDS)
 
     def _connect(self) -> bool:
         client = AgentClient(self._address, self._hello, _PATIENT_TIMEOUT_SECONDS)

@@ -9,6 +9,8 @@ from typing import Any
 from workers.core.errors import ConfigError
 from workers.core.messages import KvRole
 
+MAX_BACKLOG_BYTES = 1 << 30
+
 
 @dataclass(frozen=True, slots=True)
 class ConnectorSettings:
@@ -27,7 +29,11 @@ class ConnectorSettings:
     weights_version: str = ""
     load_timeout_seconds: float = 2.0  # how long leg 2 waits for blocks still being written
     call_timeout_seconds: float = 0.2  # a busy two-core machine needs more than 0.05 now and then
-    store_timeout_seconds: float = 2.0
+    promote_timeout_seconds: float = 1.0  # the longest wait for blocks on SSD, however many
+    store_timeout_seconds: float = 2.0  # of what no engine step waits for
+    store_step_seconds: float = 0.005  # how long all of a step's stores may wait for the agent
+    store_retry_seconds: float = 10.0  # how long refused blocks are offered again
+    store_backlog_bytes: int = 256 << 20  # of refused blocks, in this worker's memory
     start_timeout_seconds: float = 10.0
     lookup_ttl_seconds: float = 0.02
     store_queue_blocks: int = 512
@@ -49,6 +55,10 @@ _FROM_ENGINE = ("engine_block_tokens", "kv_role")
 _POSITIVE = (
     "load_timeout_seconds",
     "call_timeout_seconds",
+    "promote_timeout_seconds",
+    "store_step_seconds",
+    "store_retry_seconds",
+    "store_backlog_bytes",
     "store_timeout_seconds",
     "start_timeout_seconds",
     "lookup_ttl_seconds",
@@ -113,6 +123,13 @@ def _check(settings: ConnectorSettings) -> None:
             raise ConfigError(
                 f"kv_connector_extra_config.{name}", value, "it must be above 0", "Raise it"
             )
+    if settings.store_backlog_bytes > MAX_BACKLOG_BYTES:
+        raise ConfigError(
+            "kv_connector_extra_config.store_backlog_bytes",
+            settings.store_backlog_bytes,
+            f"a worker keeps at most {MAX_BACKLOG_BYTES} bytes of blocks that the pool refused",
+            "Lower it; a larger pool or fewer pins help where blocks are refused for long",
+        )
     block, engine_block = settings.block_tokens, settings.engine_block_tokens
     if block < 1 or block % engine_block:
         raise ConfigError(

@@ -11,28 +11,17 @@ import torch
 from workers.client import make_hello
 from workers.connector.layout import PagedKv
 from workers.connector.load import BadBlock, Load, LoadBatch
-from workers.connector.metadata import StepOrders, StepResults, StoreOrder, StoreResult
+from workers.connector.metadata import StepOrders, StepResults, StoreResult
 from workers.connector.session import AgentSession
 from workers.connector.settings import ConnectorSettings
 from workers.connector.slots import SlabSlots
-from workers.connector.store import Publisher, Written
+from workers.connector.storer import Storer
 from workers.core.hashing import namespace_digest
-from workers.core.messages import (
-    CompleteStore,
-    Done,
-    PreparedStore,
-    PrepareStore,
-    Release,
-    ReportCorrupt,
-    SlotRef,
-    Welcome,
-)
+from workers.core.messages import ReportCorrupt, Welcome
 from workers.core.stats_messages import NamespaceSpec
 
 logger = logging.getLogger(__name__)
 
-_RETRY_SECONDS = 0.005
-_NULL_BLOCK = 0  # vLLM's placeholder for blocks that hold nothing
 _MAX_POISONED = 4096
 
 
@@ -48,9 +37,9 @@ class WorkerHalf:
         self._slots: SlabSlots | None = None
         self._session: AgentSession | None = None
         self.namespace_spec: NamespaceSpec | None = None  # known once the pages are
-        self._publisher: Publisher | None = None
+        self._storer: Storer | None = None
         self._batch: LoadBatch | None = None
-        self._seen_failed = 0
+        self._seen: dict[str, float] = {}  # of the store side's cumulative counts
         self._results = StepResults()
         self._spoiled: set[int] = set()
         # Attempts whose load failed: what they compute until the planner knows is worthless.
@@ -81,14 +70,10 @@ class WorkerHalf:
             hello,
             call_timeout_seconds=settings.call_timeout_seconds,
             on_connect=self._attach,
+            owners=self._store_owners,
         )
-        self._publisher = Publisher(
-            self._complete,
-            bound_blocks=settings.store_queue_blocks,
-            wait_seconds=settings.store_timeout_seconds,
-        )
+        self._storer = Storer(settings, self._session, self._paged, lambda: self._slots)
         self._session.start()
-        self._publisher.start()
         if not self._session.wait_settled(settings.start_timeout_seconds):
             logger.warning(
                 "no node agent at %s after %.0f s: starting without the pool, still trying",
@@ -97,8 +82,8 @@ class WorkerHalf:
             )
 
     def close(self) -> None:
-        if self._publisher is not None:
-            self._publisher.close()
+        if self._storer is not None:
+            self._storer.close()
         if self._session is not None:
             self._session.close()
 
@@ -113,6 +98,9 @@ class WorkerHalf:
             self._slots = SlabSlots(welcome, self._paged.block_bytes)
         except (OSError, ValueError) as error:
             logger.warning("cannot map the slab %s: %s", welcome.slab_path, error)
+
+    def _store_owners(self) -> set[str]:
+        return self._storer.publisher.owners() if self._storer is not None else set()
 
     # --- loads --------------------------------------------------------------------------------
 
@@ -170,95 +158,31 @@ class WorkerHalf:
 
     def store(self, orders: StepOrders) -> None:
         """After the forward pass: copy what it finished into the slab."""
-        if self._session is None:
+        if self._storer is None:
             return
+        if orders.number:
+            self._results.steps.append(orders.number)
+        began = time.perf_counter()
+        sound = [o for o in orders.stores if (o.request_id, o.attempt) not in self._poisoned]
+        results = self._storer.store(sound)
         for order in orders.stores:
-            result = StoreResult(order.request_id)
             if (order.request_id, order.attempt) in self._poisoned:
-                self._results.stores.append(result)  # the scheduler half waits for a word
-                continue
-            began = time.perf_counter()
-            self._store_run(order, result)
-            if not order.owner.startswith("transfer:"):
-                # No leg waits for these blocks: the writing goes on without pins.
-                self._session.post(Release(order.owner))
-            self._results.stores.append(result)
+                results.append(StoreResult(order.request_id))  # the planner waits for a word
+        self._results.stores += results
+        for result in results:
             self._count("stored_blocks", result.stored_blocks)
             self._count("stored_bytes", result.stored_bytes)
+            self._count("store_refused_blocks", result.refused_blocks)
             self._count("store_dropped_blocks", result.dropped_blocks)
+        if orders.stores:
             self._count("store_seconds", time.perf_counter() - began)
-
-    def _store_run(self, order: StoreOrder, result: StoreResult) -> None:
-        """One run of a chain. A full write queue is waited for, within the bound."""
-        done = 0
-        parent = order.parent
-        deadline = time.monotonic() + self._settings.store_timeout_seconds
-        total = len(order.block_hashes)
-        while done < total:
-            prepared = self._prepare(order, parent, done)
-            if prepared is None:
-                result.dropped_blocks += total - done
-                return
-            accepted = total - done - prepared.num_refused
-            self._write(order, done, prepared.slots[:accepted], result)
-            done += accepted
-            if accepted:
-                parent = order.block_hashes[done - 1]
-            waiting, bound = prepared.write_queue
-            if prepared.num_refused and (waiting < bound or time.monotonic() > deadline):
-                result.dropped_blocks += prepared.num_refused  # no room, and waiting makes none
-                return
-            if prepared.num_refused:
-                time.sleep(_RETRY_SECONDS)
-
-    def _prepare(self, order: StoreOrder, parent: bytes, done: int) -> PreparedStore | None:
-        assert self._session is not None
-        if self._slots is None:
-            return None
-        body = PrepareStore(order.owner, order.namespace, parent, list(order.block_hashes[done:]))
-        return self._session.call(body, PreparedStore, self._settings.store_timeout_seconds)
-
-    def _write(
-        self, order: StoreOrder, start: int, refs: list[SlotRef | None], result: StoreResult
-    ) -> None:
-        slots = self._slots
-        if slots is None:
-            return
-        per_block = self._settings.pages_per_block
-        written: dict[SlotRef, bytes] = {}
-        lost: list[SlotRef] = []
-        for index, ref in enumerate(refs, start):
-            if ref is None:
-                continue
-            block_ids = order.block_ids[index * per_block : (index + 1) * per_block]
-            if _NULL_BLOCK in block_ids or not slots.holds(ref.slot):
-                lost.append(ref)
-                continue
-            self._paged.gather(block_ids, slots.begin_write(ref.slot))
-            written[ref] = order.block_hashes[index]
-        result.stored_blocks += len(written)
-        result.stored_bytes += len(written) * self._paged.block_bytes
-        result.dropped_blocks += len(lost)
-        if lost:
-            assert self._session is not None
-            self._session.post(CompleteStore(order.owner, [], lost))
-        if written:
-            assert self._publisher is not None
-            self._publisher.put(
-                Written(order.owner, tuple(written), lambda ref: slots.seal(ref, written[ref]))
-            )
-
-    def _complete(self, message: CompleteStore) -> bool:
-        assert self._session is not None
-        reply = self._session.call(message, Done, self._settings.store_timeout_seconds)
-        return reply is not None
 
     # --- results ------------------------------------------------------------------------------
 
     def take_results(self) -> StepResults | None:
         """What happened since the last call, for the planner; None where nothing did."""
         results, self._results = self._results, StepResults()
-        return results if results.loads or results.stores else None
+        return results or None
 
     def take_spoiled(self) -> set[int]:
         """The engine's blocks that hold unverified bytes."""
@@ -267,12 +191,19 @@ class WorkerHalf:
 
     def take_counts(self) -> dict[str, float]:
         """Counter increments since the last call."""
-        if self._publisher is not None:
-            failed = self._publisher.counts.failed
-            self._count("store_failed_blocks", failed - self._seen_failed)
-            self._seen_failed = failed
+        if (storer := self._storer) is not None:
+            backlog = storer.backlog.counts
+            self._count_since("store_failed_blocks", storer.publisher.counts.failed)
+            self._count_since("store_retried_blocks", backlog.retried)
+            self._count_since("store_expired_blocks", backlog.expired)
+            self._count_since("store_holes", backlog.holes)
+            self._count_since("store_queue_alarms", storer.alarms)
         counts, self._counts = self._counts, {}
         return counts
+
+    def _count_since(self, name: str, total: float) -> None:
+        self._count(name, total - self._seen.get(name, 0.0))
+        self._seen[name] = total
 
     def _count(self, name: str, amount: float) -> None:
         if amount:

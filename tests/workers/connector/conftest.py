@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -27,6 +28,11 @@ class CorePool:
         self.down = False
         self.known = True
         self.num_lookups = 0
+        self.looked_up: list[list[bytes]] = []
+        self.on_disk: set[bytes] = set()
+        self.promotions: list[tuple[str, list[bytes], str]] = []
+        self.kept: set[str] = set()
+        self.hints: list[tuple[list[bytes], str]] = []
         self.reports: list[LegReport] = []
         self.now = 0.0
 
@@ -38,9 +44,16 @@ class CorePool:
     def incarnation(self) -> int:
         return 7
 
-    def lookup(self, hashes: Sequence[bytes]) -> LookupReply | None:
+    def lookup(self, chains: Sequence[Sequence[bytes]]) -> list[LookupReply] | None:
         self.num_lookups += 1
-        return None if self.down else self.state.lookup(NAMESPACE, hashes)
+        self.looked_up += [list(chain) for chain in chains]
+        return None if self.down else [self._lookup(chain) for chain in chains]
+
+    def _lookup(self, chain: Sequence[bytes]) -> LookupReply:
+        """As a node with a second tier says it: `on_disk` are there, but not in memory."""
+        reply = self.state.lookup(NAMESPACE, chain)
+        tail = itertools.takewhile(lambda key: key in self.on_disk, chain[reply.num_held :])
+        return LookupReply(reply.num_held, reply.num_pending, len(list(tail)))
 
     def prepare_load(self, owner: str, hashes: Sequence[bytes]) -> list[SlotRef] | None:
         if self.down:
@@ -52,8 +65,37 @@ class CorePool:
             return 0
         return self.state.pin_prefix(self.client, OwnerId(owner), NAMESPACE, hashes, self.now)
 
+    def promote(self, owner: str, hashes: Sequence[bytes], urgency: str) -> LookupReply | None:
+        self.promotions.append((owner, list(hashes), urgency))
+        if self.down:
+            return None
+        self.pin_prefix(owner, hashes)
+        return self._lookup(hashes)
+
+    def promote_later(self, owner: str, hashes: Sequence[bytes]) -> None:
+        self.promote(owner, hashes, "batch")
+
+    def read_disk(self) -> None:
+        """What was asked for has come into memory, pinned for who asked."""
+        for owner, hashes, _ in self.promotions:
+            wanted = [key for key in hashes if key in self.on_disk]
+            self.on_disk.difference_update(wanted)
+            above = hashes[: len(hashes) - len(wanted)]
+            self.fill(wanted, parent=above[-1] if above else b"")
+            self.pin_prefix(owner, hashes)
+
     def release(self, owner: str) -> None:
+        self.kept.discard(owner)
         self.state.release(OwnerId(owner), self.now)
+
+    def keep(self, owner: str) -> None:
+        self.kept.add(owner)
+
+    def let_go(self, owner: str) -> None:
+        self.kept.discard(owner)
+
+    def hint(self, hashes: Sequence[bytes], session: str) -> None:
+        self.hints.append((list(hashes), session))
 
     def report(self, leg: LegReport) -> None:
         self.reports.append(leg)
@@ -69,9 +111,9 @@ class CorePool:
     def complete(self, refs: Sequence[SlotRef]) -> None:
         self.state.complete_store(self.now, [StoredSlot(r.slot, r.generation, 1) for r in refs])
 
-    def fill(self, hashes: Sequence[bytes]) -> None:
+    def fill(self, hashes: Sequence[bytes], parent: bytes = b"") -> None:
         """Another worker has stored these blocks."""
-        self.complete(self.begin(hashes))
+        self.complete(self.begin(hashes, parent))
 
 
 @pytest.fixture

@@ -29,10 +29,25 @@ class Memory:
     def generation(self, slot):
         return self.generations[slot]
 
-    def verify(self, slot, generation, block_hash):
-        if self.generations[slot] != generation:
+    def check(self, slot):
+        return Check(self, slot)
+
+
+class Check:
+    """Holds the load to its promise: every byte once, in order."""
+
+    def __init__(self, memory, slot):
+        self.memory, self.slot, self.done = memory, slot, 0
+
+    def copied(self, start, end):
+        assert start == self.done
+        self.done = end
+
+    def verify(self, generation, block_hash):
+        assert self.done == len(self.memory.slots[self.slot])
+        if self.memory.generations[self.slot] != generation:
             return "generation"
-        return self.broken.get(slot)
+        return self.memory.broken.get(self.slot)
 
 
 @pytest.fixture

@@ -32,7 +32,7 @@ def admit(planner, info, *, local=0, now=0.0, block_ids=None):
     planner.allocate(info.request_id, block_ids, external, now)
     done = local + external
     part = Scheduled(info.request_id, done, num_tokens - done, block_ids, replaces_blocks=True)
-    return external, planner.step([part])
+    return external, planner.step([part], 0.0)
 
 
 def loaded(orders, failed=()):
@@ -188,7 +188,7 @@ class TestWaiting:
         pool.complete(refs)
         assert planner.match("r1", 0, 40, 0.5) == 32
         planner.allocate("r1", list(range(1, 11)), 32, 0.5)
-        planner.apply(loaded(planner.step([])))
+        planner.apply(loaded(planner.step([], 0.0)), 0.0)
         planner.finish("r1", completed=True)
         (report,) = pool.reports
         assert report.kv_wait_by_stage_seconds["queue"] == pytest.approx(0.5)
@@ -220,7 +220,7 @@ class TestLoads:
         pool.fill(keys(40)[:2])
         _, orders = admit(planner, make_info(40))
         assert pool.state.num_pinned == 2
-        planner.apply(loaded(orders))
+        planner.apply(loaded(orders), 0.0)
         assert pool.state.num_pinned == 0
 
     def test_leg_one_keeps_its_pins_until_those_of_leg_two_take_over(
@@ -228,7 +228,7 @@ class TestLoads:
     ):
         pool.fill(keys(40)[:2])
         _, orders = admit(planner, make_info(40, transfer_id="t", leg="prefill"))
-        planner.apply(loaded(orders))
+        planner.apply(loaded(orders), 0.0)
         assert pool.state.num_pinned == 2
         planner.finish("r1", completed=True)
         assert pool.state.num_pinned == 2
@@ -240,14 +240,14 @@ class TestLoads:
         _, orders = admit(planner, make_info(40))
         planner.finish("r1", completed=False)
         assert pool.state.num_pinned == 0
-        planner.apply(loaded(orders))  # the step that was under way
+        planner.apply(loaded(orders), 0.0)  # the step that was under way
 
     def test_an_abort_before_the_step_leaves_no_order(self, planner, pool, make_info):
         pool.fill(keys(40)[:2])
         planner.add(make_info(40))
         planner.allocate("r1", list(range(1, 11)), planner.match("r1", 0, 40, 0.0), 0.0)
         planner.finish("r1", completed=False)
-        assert planner.step([]).loads == ()
+        assert planner.step([], 0.0).loads == ()
         assert pool.state.num_pinned == 0
 
     def test_blocks_lost_since_the_match_are_ordered_as_lost(self, planner, pool, make_info):
@@ -258,7 +258,7 @@ class TestLoads:
         pool.release("probe")
         pool.state.report_corrupt(NAMESPACE, keys(40)[1], second.slot, second.generation)
         planner.allocate("r1", list(range(1, 11)), external, 0.0)
-        (order,) = planner.step([]).loads
+        (order,) = planner.step([], 0.0).loads
         assert [block.slot >= 0 for block in order.blocks] == [True, False]
 
     def test_no_agent_at_allocation_orders_every_block_as_lost(self, planner, pool, make_info):
@@ -267,22 +267,22 @@ class TestLoads:
         external = planner.match("r1", 0, 40, 0.0)
         pool.down = True
         planner.allocate("r1", list(range(1, 11)), external, 0.0)
-        (order,) = planner.step([]).loads
+        (order,) = planner.step([], 0.0).loads
         assert [block.slot for block in order.blocks] == [-1, -1]
 
     def test_a_failed_load_is_not_tried_again(self, planner, pool, make_info):
         pool.fill(keys(40)[:3])
         _, orders = admit(planner, make_info(40))
-        spoiled = planner.apply(loaded(orders, failed=[1]))
+        spoiled = planner.apply(loaded(orders, failed=[1]), 0.0)
         assert spoiled == set(range(3, 11))
         assert planner.match("r1", 0, 40, 9.0) == 0
 
     def test_a_failed_load_counts_only_what_was_usable(self, planner, pool, make_info):
         pool.fill(keys(40)[:3])
         _, orders = admit(planner, make_info(40))
-        planner.apply(loaded(orders, failed=[1]))
+        planner.apply(loaded(orders, failed=[1]), 0.0)
         planner.finish("r1", completed=True)
-        planner.step([])
+        planner.step([], 0.0)
         (report,) = pool.reports
         assert (report.pool_hit_tokens, report.computed_tokens) == (8, 32)
         assert (report.loaded_blocks, report.failed_blocks) == (2, 1)
@@ -293,7 +293,7 @@ class TestLoads:
         _, orders = admit(planner, make_info(40))
         planner.add(make_info(40, "r2"))
         assert planner.match("r2", 24, 40, 0.0) is None
-        planner.apply(loaded(orders))
+        planner.apply(loaded(orders), 0.0)
         assert planner.match("r2", 24, 40, 0.1) == 0
 
     def test_strangers_do_not_wait(self, planner, pool, make_info):
@@ -321,9 +321,9 @@ class TestStores:
         planner.match("r1", 0, 40, 0.0)
         planner.allocate("r1", [1, 2, 3, 4, 5], 0, 0.0)
         (one,) = planner.step(
-            [Scheduled("r1", 0, 20, [1, 2, 3, 4, 5], replaces_blocks=True)]
+            [Scheduled("r1", 0, 20, [1, 2, 3, 4, 5], replaces_blocks=True)], 0.0
         ).stores
-        (two,) = planner.step([Scheduled("r1", 20, 20, [6, 7, 8, 9, 10])]).stores
+        (two,) = planner.step([Scheduled("r1", 20, 20, [6, 7, 8, 9, 10])], 0.0).stores
         assert list(one.block_hashes) == keys(40)[:2]
         assert one.block_ids == (1, 2, 3, 4)
         assert list(two.block_hashes) == keys(40)[2:]
@@ -332,8 +332,8 @@ class TestStores:
 
     def test_generated_tokens_are_not_stored(self, planner, make_info):
         admit(planner, make_info(40))
-        assert planner.step([Scheduled("r1", 40, 1, [11])]).stores == ()
-        assert planner.step([Scheduled("r1", 48, 1, [])]).stores == ()
+        assert planner.step([Scheduled("r1", 40, 1, [11])], 0.0).stores == ()
+        assert planner.step([Scheduled("r1", 48, 1, [])], 0.0).stores == ()
 
     def test_device_hits_are_offered_again(self, planner, make_info):
         """The pool may have lost what the device still caches."""
@@ -353,8 +353,8 @@ class TestStores:
     ):
         pool.fill(keys(40)[:3])
         _, orders = admit(planner, make_info(40))
-        planner.apply(loaded(orders, failed=[1]))
-        (order,) = planner.step([Scheduled("r1", 8, 32)]).stores
+        planner.apply(loaded(orders, failed=[1]), 0.0)
+        (order,) = planner.step([Scheduled("r1", 8, 32)], 0.0).stores
         assert order.attempt == orders.stores[0].attempt + 1
         assert list(order.block_hashes) == keys(40)[1:]
         assert order.block_ids == tuple(range(3, 11))
@@ -364,7 +364,7 @@ class TestStores:
         assert planner.match("r1", 0, 44, 9.0) == 0
         planner.allocate("r1", list(range(21, 32)), 0, 9.0)
         part = Scheduled("r1", 0, 44, list(range(21, 32)), replaces_blocks=True)
-        (order,) = planner.step([part]).stores
+        (order,) = planner.step([part], 0.0).stores
         assert order.block_ids == tuple(range(21, 31))
 
     def test_owner_is_the_transfer_on_leg_one(self, planner, make_info):
@@ -378,7 +378,7 @@ class TestEnds:
     def test_leg_one_says_what_leg_two_will_find(self, planner, pool, make_info):
         pool.fill(keys(40)[:2])
         _, orders = admit(planner, make_info(40, transfer_id="t", leg="prefill"))
-        planner.apply(loaded(orders))
+        planner.apply(loaded(orders), 0.0)
         pool.begin(keys(40)[2:], parent=keys(40)[1])
         reply = planner.finish("r1", completed=True)
         assert reply == {
@@ -394,7 +394,7 @@ class TestEnds:
     def test_an_aborted_leg_one_pins_nothing(self, planner, pool, make_info):
         pool.fill(keys(40)[:2])
         _, orders = admit(planner, make_info(40, transfer_id="t", leg="prefill"))
-        planner.apply(loaded(orders))
+        planner.apply(loaded(orders), 0.0)
         assert planner.finish("r1", completed=False) is None
         assert pool.state.num_pinned == 0
 
@@ -403,7 +403,7 @@ class TestEnds:
         _, orders = admit(planner, make_info(41, transfer_id="t", leg="prefill"), local=16)
         results = loaded(orders)
         results.stores.append(StoreResult("r1", stored_blocks=1, stored_bytes=10))
-        planner.apply(results)
+        planner.apply(results, 0.0)
         planner.finish("r1", completed=True)
         (report,) = pool.reports
         assert report.transfer_id == "t"
@@ -418,16 +418,16 @@ class TestEnds:
         assert pool.reports == []
         results = loaded(orders)
         results.stores.append(StoreResult("r1", stored_blocks=5, stored_bytes=50))
-        planner.apply(results)
+        planner.apply(results, 0.0)
         (report,) = pool.reports
         assert (report.stored_blocks, report.stored_bytes) == (5, 50)
-        planner.step([])
+        planner.step([], 0.0)
         assert len(pool.reports) == 1
 
     def test_a_store_without_a_word_delays_a_report_by_one_step(self, planner, pool, make_info):
         admit(planner, make_info(41, transfer_id="t", leg="prefill"))
         planner.finish("r1", completed=True)
-        planner.step([])
+        planner.step([], 0.0)
         assert len(pool.reports) == 1
 
     def test_a_request_that_never_ran_is_not_reported(self, planner, pool, make_info):
@@ -440,7 +440,7 @@ class TestEnds:
             info = make_info(40, f"r{index}")
             _, orders = admit(planner, info, now=float(index))
             if index % 3:
-                planner.apply(loaded(orders))
+                planner.apply(loaded(orders), 0.0)
             planner.finish(info.request_id, completed=bool(index % 2))
         assert planner.num_requests() == 0
         assert pool.state.num_pinned == 0

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 
@@ -37,8 +38,8 @@ def agent():
 def make_publisher(agent):
     made = []
 
-    def make(bound_blocks=4, wait_seconds=WAIT):
-        publisher = Publisher(agent.complete, bound_blocks=bound_blocks, wait_seconds=wait_seconds)
+    def make(bound_blocks=4, **changes):
+        publisher = Publisher(agent.complete, bound_blocks=bound_blocks, **changes)
         publisher.start()
         made.append(publisher)
         return publisher
@@ -71,29 +72,58 @@ class TestPublisher:
         assert message.failed == [SlotRef(1, 1)]
         assert publisher.counts.failed == 1
 
-    def test_a_full_queue_makes_the_writer_wait(self, agent, make_publisher):
+    def test_a_full_queue_refuses_at_once(self, agent, make_publisher):
         publisher = make_publisher(bound_blocks=2)
         agent.gate.clear()
-        publisher.put(written(1, 2))
-        waiting = threading.Thread(target=publisher.put, args=(written(3),))
-        waiting.start()
-        waiting.join(0.05)
-        assert waiting.is_alive()
+        assert publisher.put(written(1, 2))
+        began = time.monotonic()
+        assert not publisher.put(written(3))
+        assert time.monotonic() - began < WAIT / 2  # the queue stays full until the gate opens
         agent.gate.set()
-        waiting.join(WAIT)
         assert publisher.wait_idle(WAIT)
-        assert len(agent.messages) == 2
-        assert publisher.counts.published_inline == 0
+        assert publisher.put(written(3))
+        assert publisher.wait_idle(WAIT)
+        assert publisher.counts.refused == 1
+        assert publisher.counts.published == 3
 
-    def test_a_wait_in_vain_publishes_here_instead_of_dropping(self, agent, make_publisher):
-        publisher = make_publisher(bound_blocks=1, wait_seconds=0.01)
+    def test_retries_until_nothing_is_left(self, make_publisher):
+        answers = [False, True, False, True, None]
+        ended = threading.Event()
+
+        def retry():
+            answer = answers.pop(0)
+            if answer is None:
+                ended.set()
+            return answer
+
+        publisher = make_publisher(retry=retry)
+        publisher.start_retrying()
+        publisher.start_retrying()
+        assert ended.wait(WAIT)
+        assert not answers
+
+    def test_a_retry_that_raises_is_tried_again(self, make_publisher):
+        ended = threading.Event()
+        faults = [OSError("slab is gone")]
+
+        def retry():
+            if faults:
+                raise faults.pop()
+            ended.set()
+
+        publisher = make_publisher(retry=retry)
+        publisher.start_retrying()
+        assert ended.wait(WAIT)
+
+    def test_owners_are_those_of_what_is_queued(self, agent, make_publisher):
+        publisher = make_publisher()
         agent.gate.clear()
         publisher.put(written(1))
-        threading.Timer(0.1, agent.gate.set).start()
         publisher.put(written(2))
+        assert publisher.owners() == {"owner"}
+        agent.gate.set()
         assert publisher.wait_idle(WAIT)
-        assert publisher.counts.published_inline == 1
-        assert publisher.counts.published == 2
+        assert publisher.owners() == set()
 
     def test_an_agent_that_is_gone_is_counted(self, agent, make_publisher):
         agent.answers = False
