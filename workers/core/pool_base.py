@@ -47,13 +47,14 @@ class PoolLimits:
     """Live settings. `write_queue_blocks` bounds the blocks being written at one time.
 
     `pin_active_share` of the pool at most keeps the newest `pin_active_blocks` of each active
-    sequence from eviction.
+    sequence from eviction. `reserve_share` of the slots is kept free by demoting ahead.
     """
 
     lease_seconds: float = 30.0
     write_queue_blocks: int = 500
     pin_active_share: float = 0.0
     pin_active_blocks: int = 8
+    reserve_share: float = 1 / 16
 
 
 class PoolBase:

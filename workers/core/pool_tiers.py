@@ -18,7 +18,6 @@ from workers.core.policies.base import BlockUse, Victim
 from workers.core.pool_base import PoolBase
 from workers.core.tiers import MAX_READS, MAX_WRITES, Outcome, Urgency, WriteOut
 
-RESERVE_SHARE: Final = 1 / 16
 MAX_RESERVE: Final = 256
 
 
@@ -30,7 +29,7 @@ class TieredPool(PoolBase):
     @property
     def reserve(self) -> int:
         """Free slots to keep ahead of stores."""
-        return max(1, min(int(self.slots.num_slots * RESERVE_SHARE), MAX_RESERVE))
+        return max(1, min(int(self.slots.num_slots * self.limits.reserve_share), MAX_RESERVE))
 
     def demote_ahead(self, now: float) -> int:
         """Let blocks leave until the reserve is there, or on its way; how many more do."""

@@ -1,5 +1,7 @@
 """Everything a pool can meet, in any order: its invariants and a simple model must hold."""
 
+from typing import Any
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, multiple, rule
@@ -14,13 +16,18 @@ from workers.core.messages import (
     StoredSlot,
 )
 from workers.core.policies.lru import LruPolicy
+from workers.core.policies.registry import POLICIES, make_policy
 from workers.core.pool_integrity import check_integrity
 from workers.core.pool_state import ClientRef, PoolLimits, PoolState
 from workers.core.pool_views import stored_runs
 from workers.core.prefix_index import Applied, PrefixIndex
+from workers.core.slots import SlotTable
+from workers.core.tiers import Forget, Outcome, ReadIn, WriteOut
 
 SPACE = b"s" * 32
 NUM_SLOTS = 9
+NUM_DISK_SLOTS = 7
+PROBLEMS = ["", "", "", "io", "checksum", "full"]
 MAX_WRITING = 6
 CHAINS = {
     name: block_hashes(name[:1], list(name), 1) for name in (b"aaaaaaaa", b"aaabbbbb", b"cccccccc")
@@ -40,10 +47,16 @@ class PoolMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.now = 100.0
-        self.pool = PoolState(NUM_SLOTS, LruPolicy(), PoolLimits(30.0, MAX_WRITING), block_bytes=10)
+        limits = PoolLimits(
+            30.0, MAX_WRITING, pin_active_share=0.2, pin_active_blocks=1, reserve_share=0.5
+        )
+        self.pool = PoolState(NUM_SLOTS, LruPolicy(), limits, block_bytes=10)
         self.index = PrefixIndex()
         self.sequence = 0
         self.contents: dict[tuple[int, int], BlockHash] = {}  # (slot, generation) -> key
+        self.on_disk: dict[int, tuple[int, bytes]] = {}  # disk slot -> (generation, key)
+        self.jobs: list[WriteOut | ReadIn] = []
+        self.pool.disk.open(SlotTable(NUM_DISK_SLOTS, 50))
         self.promised: dict[OwnerId, set[SlotRef]] = {}  # readers that have not let go
 
     # --- what clients do --------------------------------------------------------------------
@@ -59,6 +72,7 @@ class PoolMachine(RuleBasedStateMachine):
         if not keep:
             self.pool.release(owner, self.now)
             self.promised.pop(owner, None)
+        self.pool.demote_ahead(self.now)
 
     @rule(
         target=given, chain=a_chain, first=st.integers(0, 3), length=a_length, owner=an_owner,
@@ -134,6 +148,82 @@ class PoolMachine(RuleBasedStateMachine):
             assert not self.pool.writing
             assert not self.pool.num_pinned
 
+    # --- the second tier --------------------------------------------------------------------
+
+    @rule(chain=a_chain, length=a_length, owner=an_owner, client=a_client)
+    def promote(self, chain: bytes, length: int, owner: OwnerId, client: ClientRef) -> None:
+        keys = CHAINS[chain][:length]
+        reply = self.pool.promote(client, owner, SPACE, keys, "first_token", self.now)
+        held = self.pool.holds(SPACE, CHAINS[chain])
+        assert reply.num_held + reply.num_on_disk == len(held[:length].rstrip("-"))
+
+    @rule(chain=a_chain, length=a_length, session=st.sampled_from(["continue", "over"]))
+    def hint(self, chain: bytes, length: int, session: Any) -> None:
+        self.pool.hint(SPACE, CHAINS[chain][:length], session, self.now)
+
+    @rule(chain=a_chain, owner=an_owner)
+    def come_back(self, chain: bytes, owner: OwnerId) -> None:
+        """All that waits for the disk ends; then a chain is used to its end."""
+        self.pool.demote_ahead(self.now)
+        self.disk_works(list(range(20)), "")
+        keys = CHAINS[chain]
+        self.pool.promote(CLIENTS[0], owner, SPACE, keys, "batch", self.now)
+        self.disk_works(list(range(20)), "")
+        self.pool.release(owner, self.now)
+        self.promised.pop(owner, None)
+
+    @rule(picks=st.lists(st.integers(0, 99), max_size=8), problem=st.sampled_from(PROBLEMS))
+    def disk_works(self, picks: list[int], problem: Any) -> None:
+        """Some jobs end, in any order, all well or all badly."""
+        self._take_jobs()
+        for pick in picks:
+            if self.jobs:
+                self._end_job(self.jobs.pop(pick % len(self.jobs)), problem)
+
+    @rule(
+        tenant=st.sampled_from(["", "a"]), limit=st.sampled_from([None, 0, 3]),
+        space=st.sampled_from([None, 5]), cap=st.sampled_from([None, 0, 4]),
+    )  # fmt: skip
+    def set_limits(
+        self, tenant: str, limit: int | None, space: int | None, cap: int | None
+    ) -> None:
+        tenants = {} if limit is None else {tenant or "default": limit}
+        spaces = {} if space is None else {SPACE.hex(): space}
+        self.pool.set_quotas(tenants, spaces, self.now)
+        self.pool.disk.cap_blocks = cap
+        self.pool.trim(self.now)
+
+    @rule(name=st.sampled_from(sorted(POLICIES)))
+    def switch_policy(self, name: str) -> None:
+        self.pool.set_policy(make_policy(name), self.now)
+
+    def _take_jobs(self) -> None:
+        for job in self.pool.disk.take_jobs():
+            if isinstance(job, Forget):
+                generation, _ = self.on_disk.get(job.disk_slot, (0, b""))
+                if generation <= job.disk_generation:
+                    self.on_disk.pop(job.disk_slot, None)
+            else:
+                self.jobs.append(job)
+
+    def _end_job(self, job: WriteOut | ReadIn, problem: Any) -> None:
+        record = job.record
+        if isinstance(job, WriteOut):
+            source = self.contents[job.source.slot, job.source.generation]
+            assert source == record.key, "the slot is another block's by now"
+            assert self._newest(job.source), "the slot was given away under the copy"
+            self.on_disk.pop(record.disk_slot, None)
+            if not problem:
+                self.on_disk[record.disk_slot] = (record.disk_generation, record.key)
+        else:
+            found = self.on_disk.get(record.disk_slot)
+            assert found == (record.disk_generation, record.key), "the disk slot is another's"
+            self.contents[job.target.slot, job.target.generation] = BlockHash(record.key)
+        self.pool.disk_done(Outcome(job.job, problem), self.now)
+
+    def _newest(self, ref: SlotRef) -> bool:
+        return ref.generation == max(g for slot, g in self.contents if slot == ref.slot)
+
     # --- what must hold ---------------------------------------------------------------------
 
     @invariant()
@@ -153,18 +243,22 @@ class PoolMachine(RuleBasedStateMachine):
         fresh.apply(Snapshot("n", 1, self.sequence, True, True, stored_runs(self.pool)))
         for keys in CHAINS.values():
             held = self.pool.lookup(SPACE, keys)
+            num_held = held.num_held + held.num_on_disk
             lengths = set(self.index.held_lengths(SPACE, keys).values())
-            assert lengths <= {held.num_held}
-            assert set(fresh.held_lengths(SPACE, keys).values()) == {held.num_held}
-            assert not any(self.pool._is_stored(SPACE, key) for key in keys[held.num_held :])
+            assert lengths <= {num_held}
+            assert set(fresh.held_lengths(SPACE, keys).values()) == {num_held}
+            letters = "d" * held.num_held + "s" * held.num_on_disk
+            assert self.pool.holds(SPACE, keys) == letters.ljust(len(keys), "-")
 
     @invariant()
     def numbers_are_possible(self) -> None:
         counters = self.pool.counters
         assert 0 <= counters.lookup_hit_blocks_total <= counters.lookup_blocks_total
         assert all(count >= 0 for count in counters.evicted_by_cause.values())
-        assert set(counters.evicted_by_cause) <= {"capacity", "corrupt", "failed_write"}
-        assert counters.evicted_by_cause["capacity"] <= counters.stored_blocks_total
+        causes = {"capacity", "corrupt", "failed_write", "quota", "tier_lost"}
+        assert set(counters.evicted_by_cause) <= causes
+        left = counters.evicted_by_cause["capacity"] + counters.evicted_by_cause["quota"]
+        assert left <= counters.stored_blocks_total + counters.store_failed_total
 
     def _prepare(
         self, chain: bytes, first: int, length: int, owner: OwnerId, client: ClientRef
@@ -173,7 +267,8 @@ class PoolMachine(RuleBasedStateMachine):
         parent = keys[first - 1] if first else b""
         asked = keys[first : first + length]
         fresh = [key for key in asked if key not in self.pool.blocks]
-        reply = self.pool.prepare_store(client, owner, SPACE, parent, asked, self.now)
+        tenant = "a" if chain.startswith(b"c") else ""
+        reply = self.pool.prepare_store(client, owner, SPACE, parent, asked, self.now, tenant)
         self._check_store(asked, reply)
         slots = [(ref, key) for ref, key in zip(reply.slots, asked, strict=True) if ref]
         assert [key for _, key in slots] == fresh[: len(slots)]
@@ -194,10 +289,18 @@ class PoolMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.now += 1000
         self.pool.expire(self.now)
+        self._take_jobs()
+        for job in self.jobs:
+            self._end_job(job, "")
         check_integrity(self.pool)
         assert self.pool.num_pinned == 0
-        held = sum(len(run.block_hashes) for run in stored_runs(self.pool))
-        assert self.pool.slots.num_free == NUM_SLOTS - held, "something leaked"
+        assert not self.pool.active.num_kept
+        letters = "".join(self.pool.holds(SPACE, [key]) for key in self.pool.blocks)
+        assert self.pool.slots.num_free == NUM_SLOTS - letters.count("d"), "something leaked"
+        on_disk = len(letters) - letters.count("d") + len(self.pool.disk.duplicates)
+        assert self.pool.disk.slots.num_used == on_disk, "something leaked on disk"
+        self._take_jobs()
+        assert len(self.on_disk) == on_disk, "a record of nobody"
 
 
 PoolMachine.TestCase.settings = settings(max_examples=120, stateful_step_count=40, deadline=None)
