@@ -11,6 +11,7 @@ from fastapi.openapi.utils import get_openapi
 
 from controlplane import problems
 from controlplane.audit.endpoints import router as audit
+from controlplane.cache.endpoints import router as cache
 from controlplane.calls import API
 from controlplane.clock import Clock
 from controlplane.db.migrate import migrate
@@ -21,6 +22,7 @@ from controlplane.errors import PROBLEM_TYPE
 from controlplane.events.endpoints import router as events
 from controlplane.fleet.endpoints import router as fleet
 from controlplane.gateways.endpoints import router as gateways
+from controlplane.jobs.endpoints import router as jobs
 from controlplane.loops.runner import Loops
 from controlplane.metrics.exporter import CONTENT_TYPE, Exporter
 from controlplane.models.endpoints import router as models
@@ -54,7 +56,7 @@ def create_app(settings: Settings, clock: Clock | None = None) -> FastAPI:
     app.state.plane = plane
     app.state.public_paths = set[str]()
     for router in (
-        nodes, fleet, models, policies, decisions, gateways, stats, audit, tokens, events,
+        nodes, fleet, models, policies, decisions, gateways, stats, audit, tokens, events, cache, jobs,
     ):  # fmt: skip
         app.include_router(
             router,

@@ -15,6 +15,7 @@ from controlplane.fleet.service import WorkerRegistry
 from controlplane.gateways.schemas import ClusterView
 from controlplane.gateways.service import GatewayRegistry
 from controlplane.gateways.view import ViewRevisions
+from controlplane.jobs.service import JobStore
 from controlplane.metrics.requests import RequestCounts
 from controlplane.models.service import ModelRegistry
 from controlplane.nodes.service import NodeRegistry
@@ -38,6 +39,7 @@ class Plane:
         self.counts = RequestCounts()
         self.announcer = Announcer(self.bus, self.view)
         self.audit = AuditTrail(self.bus, self.clock)
+        self.jobs = JobStore(self.bus, self.clock, self.audit)
         self.stats = StatsService(self.clock)
         self.nodes = NodeRegistry(self.clock)
         self.fleet = WorkerRegistry(
@@ -73,6 +75,7 @@ class Plane:
             await self.keys.load(session)
             await self.gateways.load(session)
             await self.audit.load(session)
+            await self.jobs.load(session)
             await self.stats.load(session)
         self.sweep()
 
@@ -127,6 +130,7 @@ class Plane:
             await self.decisions.prune(tx.session)
             await self.stats.prune(tx.session)
             await audit_repository.prune(tx.session, KEEP_ROWS)
+            await self.jobs.prune(tx.session)
             if expired:
                 await fleet_repository.remove_commands(tx.session, expired)
         self.commands.forget(expired)

@@ -5,6 +5,7 @@ from controlplane.db.base import Base
 from controlplane.decisions.tables import DecisionRow, LegRow
 from controlplane.fleet.tables import CommandRow, WorkerRow
 from controlplane.gateways.tables import GatewayRow
+from controlplane.jobs.tables import JobRow
 from controlplane.models.tables import ModelRow
 from controlplane.nodes.tables import NodeRow
 from controlplane.policies.tables import ActiveRow, RevisionRow
@@ -18,6 +19,7 @@ __all__ = [
     "CommandRow",
     "DecisionRow",
     "GatewayRow",
+    "JobRow",
     "KeyRow",
     "LegRow",
     "ModelRow",

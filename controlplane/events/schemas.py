@@ -5,8 +5,9 @@ from typing import Literal
 from controlplane.schema_base import Schema
 
 EventType = Literal[
-    "reset", "tick", "node", "node_removed", "worker", "gateway", "policy", "decision", "audit"
-]
+    "reset", "tick", "node", "node_removed", "worker", "gateway", "policy", "decision", "audit",
+    "job",
+]  # fmt: skip
 
 
 class Event(Schema):
@@ -14,7 +15,8 @@ class Event(Schema):
 
     - reset: {} the ring no longer holds what was asked for: read everything again
     - tick: each second, {"at": s, "overview": Overview, "points": {"<source>": {"<metric>": v}}}
-    - node, worker, gateway, policy, decision, audit: the whole row, as REST gives it
+    - node, worker, gateway, policy, decision, audit, job: the whole row, as REST gives it (a running
+      job's progress at most four times a second, not kept for those who resume)
     - node_removed: {"id": ...}
     """
 

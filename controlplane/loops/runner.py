@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import structlog
 
 from controlplane.clock import Clock
+from controlplane.loops.jobs import JobRunner
 from controlplane.overview.service import TICK_WINDOW_SECONDS
 from controlplane.plane import Plane
 
@@ -16,6 +17,7 @@ SWEEP_SECONDS = 0.5
 SAVE_SECONDS = 1.0
 PRUNE_SECONDS = 60.0
 REFRESH_SECONDS = 2.0
+JOBS_SECONDS = 0.25
 PASS_TIMEOUT_SECONDS = 30.0
 QUIET_SECONDS = 60.0
 """An error that repeats is logged once in this time."""
@@ -60,11 +62,13 @@ class Loops:
     def __init__(self, plane: Plane) -> None:
         self._plane = plane
         self._last_second = int(plane.clock.now().timestamp())
+        self._jobs = JobRunner(plane)
         self.all = [
             Loop("sweep", self._sweep, SWEEP_SECONDS, plane.clock),
             Loop("tick", self._tick, 1.0, plane.clock),
             Loop("refresh", self._refresh, REFRESH_SECONDS, plane.clock),
             Loop("save", plane.save, SAVE_SECONDS, plane.clock),
+            Loop("jobs", self._jobs.step, JOBS_SECONDS, plane.clock),
             Loop("prune", plane.prune, PRUNE_SECONDS, plane.clock),
         ]
         self._tasks: list[asyncio.Task[None]] = []
@@ -77,6 +81,7 @@ class Loops:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._jobs.close()
         try:
             async with asyncio.timeout(5):
                 await self._plane.save()
