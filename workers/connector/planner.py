@@ -127,7 +127,9 @@ class Planner:
             self._unpin(state)
 
     def _count_short(self, state: RequestState) -> None:
-        """Leg 1 promised a prefix; what is missing of it is a hole."""
+        """Leg 1 promised leg 2 a prefix; what is missing of it is a hole."""
+        if state.info.leg != "decode":
+            return
         block_tokens = self._settings.block_tokens
         whole = (len(state.info.prompt_token_ids) - 1) // block_tokens
         found = (state.device_hit_tokens + state.pool_hit_tokens) // block_tokens

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from itertools import count
+from typing import Literal
 
 import structlog
 
@@ -73,6 +74,7 @@ class AgentPool:
         self._worker_id = spec.worker_id
         self._kv_role = _KV_ROLES[spec.role]
         self._block_tokens = config.block_tokens
+        self._seconds_per_token = config.prefill_ms_per_token / 1000
         self._block_bytes = namespace.block_bytes
         self._namespace = namespace_digest(namespace)
         hello = make_hello("worker", spec.worker_id, namespace=namespace, kv_role=self._kv_role)
@@ -87,14 +89,22 @@ class AgentPool:
         most = min(max_blocks, max(len(tokens) - 1, 0) // self._block_tokens)
         hashes = self._hashes(tokens, salt)[:most]
         if hashes:
-            await self._quietly(lambda: self._load(use, hashes))
+            # What is not in memory when this many seconds have passed is quicker to compute.
+            patience = most * self._block_tokens * self._seconds_per_token
+            await self._quietly(lambda: self._load(use, hashes, patience))
         use.wait_seconds += loop.time() - start
 
     async def store(self, use: PoolUse, tokens: list[int], salt: str, transfer: Transfer) -> int:
         hashes = self._hashes(tokens, salt)
         if hashes:
-            await self._quietly(lambda: self._store(use, hashes, transfer))
+            await self._quietly(lambda: self._store(use, hashes, salt, transfer))
         return use.held_blocks
+
+    async def hint(self, tokens: list[int], salt: str, session: str) -> None:
+        hashes = self._hashes(tokens, salt)
+        if hashes and session in ("continue", "over"):
+            kind: Literal["continue", "over"] = "over" if session == "over" else "continue"
+            await self._quietly(lambda: self._client.hint(self._namespace, hashes, kind))
 
     async def report(self, use: PoolUse, transfer: Transfer, device: int, prompt: int) -> None:
         message = LegReport(
@@ -124,13 +134,13 @@ class AgentPool:
         if self._slab is not None:
             self._slab.close()
 
-    async def _load(self, use: PoolUse, hashes: list[BlockHash]) -> None:
-        await self._wait_for(hashes)
-        slab = await self._attached()
+    async def _load(self, use: PoolUse, hashes: list[BlockHash], patience: float) -> None:
         owner = load_owner(self._worker_id, str(next(self._loads)))
-        body = PrepareLoad(owner, self._namespace, list(hashes))
-        prepared = await self._client.call(body, PreparedLoad)
         try:
+            await self._wait_for(use, hashes, owner, patience)
+            slab = await self._attached()
+            body = PrepareLoad(owner, self._namespace, list(hashes))
+            prepared = await self._client.call(body, PreparedLoad)
             for key, ref in zip(hashes, prepared.slots, strict=False):
                 data = slab.read_block(ref.slot, ref.generation, key)
                 if data != self._payload(key):
@@ -143,20 +153,33 @@ class AgentPool:
             await self._client.call(Release(owner), Done)
         use.hit_tokens = use.loaded_blocks * self._block_tokens
 
-    async def _wait_for(self, hashes: list[BlockHash]) -> None:
-        """Until what is being stored of the prefix is readable, within `WAIT_SECONDS`."""
+    async def _wait_for(
+        self, use: PoolUse, hashes: list[BlockHash], owner: str, patience: float
+    ) -> None:
+        """Until what is being stored is readable, within `WAIT_SECONDS`, and what lies on SSD has
+        come into memory, as long as that beats computing it."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + WAIT_SECONDS
+        began = loop.time()
+        first: LookupReply | None = None
         while True:
             held: LookupReply = await self._client.lookup(self._namespace, hashes)
-            if not held.num_pending or loop.time() >= deadline:
-                return
+            waited = loop.time() - began
+            promotes = held.num_on_disk > 0 and waited < min(patience, WAIT_SECONDS)
+            if promotes and first is None:
+                first = held
+                await self._client.promote(owner, self._namespace, hashes)
+            if not promotes and (not held.num_pending or waited >= WAIT_SECONDS):
+                break
             await asyncio.sleep(0.005)
+        if first is not None:
+            use.promoted_blocks = max(0, held.num_held - first.num_held)
 
-    async def _store(self, use: PoolUse, hashes: list[BlockHash], transfer: Transfer) -> None:
+    async def _store(
+        self, use: PoolUse, hashes: list[BlockHash], salt: str, transfer: Transfer
+    ) -> None:
         slab = await self._attached()
         owner = transfer_owner(transfer.transfer_id)
-        body = PrepareStore(owner, self._namespace, b"", list(hashes))
+        body = PrepareStore(owner, self._namespace, b"", list(hashes), tenant=salt)
         prepared = await self._client.call(body, PreparedStore)
         stored = [
             StoredSlot(

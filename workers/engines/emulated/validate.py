@@ -169,7 +169,13 @@ def _transfer(fields: dict[str, Any]) -> tuple[Transfer, bool]:
     ours = params.get("perilune") if isinstance(params, dict) else None
     if not isinstance(ours, dict):
         raise RefusedRequest(400, "kv_transfer_params: Input should be a valid dictionary")
-    return Transfer(ours["transfer_id"], ours["leg"], ours.get("num_blocks", 0)), True
+    session = ours.get("session")
+    return Transfer(
+        ours["transfer_id"],
+        ours["leg"],
+        ours.get("num_blocks", 0),
+        session if session in ("continue", "over") else "",
+    ), True
 
 
 def _integer(

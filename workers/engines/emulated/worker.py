@@ -42,6 +42,7 @@ class Transfer:
     transfer_id: str = ""
     leg: str = ""
     num_blocks: int = 0
+    session: str = ""  # "continue", "over" or nothing
 
 
 @dataclass(slots=True)
@@ -53,6 +54,7 @@ class PoolUse:
     failed_blocks: int = 0
     stored_blocks: int = 0
     held_blocks: int = 0  # of the prompt, by the pool, after storing
+    promoted_blocks: int = 0  # that came from SSD for this leg
     loaded_bytes: int = 0
     stored_bytes: int = 0
     wait_seconds: float = 0.0
@@ -66,6 +68,9 @@ class Pool(Protocol):
 
     async def store(self, use: PoolUse, tokens: list[int], salt: str, transfer: Transfer) -> int:
         """Store the full blocks of `tokens`, pinned for the transfer; how many the pool has."""
+
+    async def hint(self, tokens: list[int], salt: str, session: str) -> None:
+        """Say whether the session of this prompt goes on."""
 
     async def report(self, use: PoolUse, transfer: Transfer, device: int, prompt: int) -> None:
         """Send the leg's report."""
@@ -86,6 +91,7 @@ class Counters:
     device_hits: int = 0
     pool_queries: int = 0
     pool_hits: int = 0
+    promoted_blocks: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +169,10 @@ class Worker:
             num_blocks = await self.pool.store(use, tokens, salt, transfer)
         if self.pool is not None and transfer.leg:
             use.hit_tokens = pool_hits
+            self.counters.promoted_blocks += use.promoted_blocks
             await self.pool.report(use, transfer, device, len(tokens))
+            if transfer.session and transfer.leg != "prefill":  # once: leg 1 leaves it to leg 2
+                await self.pool.hint(tokens, salt, transfer.session)
         return Prefilled(device + pool_hits, num_blocks)
 
     def _count(self, prompt: int, device: int, pool: int) -> None:
