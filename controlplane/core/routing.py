@@ -1,6 +1,6 @@
 """Which prefill worker and which decode worker take a request."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Protocol
 
 import msgspec
@@ -16,8 +16,7 @@ class PrefillTimes(Protocol):
     def predict(self, uncached_tokens: int, cached_tokens: int) -> float: ...
 
 
-@dataclass(frozen=True, slots=True)
-class TransferCost:
+class TransferCost(msgspec.Struct, frozen=True, gc=False):
     """Time to bring KV from another node's pool. None instead of it: no path between nodes."""
 
     seconds_per_token: float
@@ -25,6 +24,17 @@ class TransferCost:
 
     def seconds(self, tokens: int) -> float:
         return self.base_seconds + self.seconds_per_token * tokens
+
+
+class Source(msgspec.Struct, frozen=True):
+    """The node that holds the longest prefix. `costs`: for each node that has a path from it."""
+
+    node_id: str
+    prefix_tokens: int
+    costs: Mapping[str, TransferCost]
+
+
+_NO_COSTS: Mapping[str, TransferCost] = {}
 
 
 class PrefillOption(msgspec.Struct, frozen=True, gc=False):
@@ -105,11 +115,14 @@ def order_by_cost(
     options: list[PrefillOption],
     prompt_tokens: int,
     threshold: float = DEFAULT_BALANCING_THRESHOLD,
-    transfer: TransferCost | None = None,
+    source: Source | None = None,
 ) -> list[Priced]:
     """Cheapest predicted TTFT first; equals by what runs there, then by id."""
-    best = max((option.own_prefix_tokens for option in options), default=0)
-    priced = [price(option, prompt_tokens, best, threshold, transfer) for option in options]
+    best, costs = (source.prefix_tokens, source.costs) if source is not None else (0, _NO_COSTS)
+    priced = [
+        price(option, prompt_tokens, best, threshold, costs.get(option.node_id))
+        for option in options
+    ]
     if len(priced) > 1:
         priced.sort(key=lambda p: (p.ttft_seconds, p.option.running, p.option.worker_id))
     return priced

@@ -5,7 +5,7 @@ parameters put in front.
 """
 
 import hashlib
-from typing import Any
+from typing import Any, Final, Literal
 
 import msgspec
 
@@ -22,6 +22,8 @@ _NOT_FOR_PREFILL = (
     "return_token_ids", "return_prompt_text", "stream_interval",
 )  # fmt: skip
 _YES = frozenset(("true", "1", "yes", "y", "on", "t"))
+Session = Literal["", "continue", "over"]
+_SESSIONS: Final[dict[bytes, Session]] = {b"continue": "continue", b"over": "over"}
 _OURS = ("kv_transfer_params", "cache_salt")
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
@@ -87,7 +89,33 @@ def has_illegal_salt(client_salt: object) -> bool:
     return not isinstance(client_salt, str) or not 0 < len(client_salt) <= 1024
 
 
-def prefill_leg(body: ClientBody, transfer_id: str, salt: str | None) -> bytes:
+class Holder(msgspec.Struct, frozen=True):
+    """The node that a leg's worker may have blocks pulled from, and which life of it."""
+
+    node_id: str
+    endpoint: str
+    incarnation: int = 0
+
+
+class LegParams(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`kv_transfer_params.perilune` of a leg.
+
+    `num_blocks`: of leg 2, what it may load; of leg 1, what the holder has.
+    """
+
+    transfer_id: str
+    leg: Literal["prefill", "decode"]
+    num_blocks: int | None = None
+    session: Session = ""
+    holder: Holder | None = None
+
+
+def session_of(headers: dict[bytes, bytes]) -> Session:
+    """The client's hint whether its session goes on; anything else is no hint."""
+    return _SESSIONS.get(headers.get(b"x-perilune-session", b"").strip().lower(), "")
+
+
+def prefill_leg(body: ClientBody, params: LegParams, salt: str | None) -> bytes:
     """Leg 1: one token, one choice, no stream."""
     fields = {name: value for name, value in body.fields.items() if name not in _NOT_FOR_PREFILL}
     capped = False
@@ -103,19 +131,15 @@ def prefill_leg(body: ClientBody, transfer_id: str, salt: str | None) -> bytes:
         fields["stream"] = False
     if isinstance(fields.get("tool_choice"), dict) or fields.get("tool_choice") == "required":
         fields["tool_choice"] = "none"  # one token is no tool call; the prompt stays the same
-    fields["kv_transfer_params"] = {"perilune": {"transfer_id": transfer_id, "leg": "prefill"}}
+    fields["kv_transfer_params"] = {"perilune": params}
     if salt is not None and not has_illegal_salt(fields.get("cache_salt")):
         fields["cache_salt"] = salt
     return _encode(fields)
 
 
-def decode_leg(body: ClientBody, transfer_id: str, num_blocks: int, salt: str | None) -> bytes:
+def decode_leg(body: ClientBody, params: LegParams, salt: str | None) -> bytes:
     """Leg 2: the client's bytes, with only our own fields added."""
-    ours: dict[str, Any] = {
-        "kv_transfer_params": {
-            "perilune": {"transfer_id": transfer_id, "leg": "decode", "num_blocks": num_blocks}
-        }
-    }
+    ours: dict[str, Any] = {"kv_transfer_params": {"perilune": params}}
     if salt is not None and not has_illegal_salt(body.fields.get("cache_salt")):
         ours["cache_salt"] = salt
     if any(name in body.fields for name in _OURS):

@@ -7,6 +7,7 @@ from controlplane.core.routing import (
     DecodeOption,
     PrefillOption,
     Priced,
+    Source,
     order_by_cost,
     order_by_turn,
     order_decode,
@@ -30,6 +31,7 @@ class Plan(msgspec.Struct):
     predicted_ttft_seconds: float | None
     predicted_handover_seconds: float | None
     slot_wait_seconds: float = 0.0
+    source: Source | None = None  # of the transfers that are priced in
     held_blocks: dict[str, int] = {}  # node -> blocks of the prompt
 
 
@@ -52,18 +54,29 @@ class Scheduler:
         held = self._held(prefill_workers or decode_workers, prompts, salt)
         options = [_prefill_option(state, held, num_tokens, now) for state in prefill_workers]
         by_turn = policies.scheduling.placement == "round_robin"
+        source: Source | None = None
         if by_turn:
             ordered = order_by_turn(options, num_tokens, self._turn)
             self._turn += 1
         else:
             threshold = policies.scheduling.balancing_threshold
-            ordered = order_by_cost(options, num_tokens, threshold)
+            source = self._source(held)
+            ordered = order_by_cost(options, num_tokens, threshold, source)
         decode = [self._decode_option(state) for state in decode_workers]
         free = order_decode(decode)
         plan = Plan(policies, ordered, by_turn, decode, free, Admission(admitted=True), None, None)
+        plan.source = source
         plan.held_blocks = {node: blocks for node, (blocks, _) in held.items()}
         self._predict(plan, num_tokens, model)
         return plan
+
+    def _source(self, held: dict[str, tuple[int, int]]) -> Source | None:
+        """The node that holds most, where blocks can be brought from it at all."""
+        if not self._cluster.transfer_costs or not held:
+            return None
+        node_id = max(held, key=lambda node: held[node][1])
+        tokens, costs = held[node_id][1], self._cluster.transfer_costs.get(node_id)
+        return Source(node_id, tokens, costs) if tokens and costs else None
 
     def decode_options(self, model: str, now: float) -> list[DecodeOption]:
         """Decode workers as of now, for another try."""

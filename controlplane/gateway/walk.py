@@ -25,11 +25,11 @@ from controlplane.core.lifecycle import (
     SlotTaken,
     State,
 )
-from controlplane.core.routing import order_decode
+from controlplane.core.routing import Priced, order_decode
 from controlplane.gateway.agents import Agents
 from controlplane.gateway.answers import AnswerError, error_event
 from controlplane.gateway.asked import Asked
-from controlplane.gateway.bodies import decode_leg, prefill_leg
+from controlplane.gateway.bodies import LegParams, decode_leg, prefill_leg, session_of
 from controlplane.gateway.cluster import Cluster, WorkerState
 from controlplane.gateway.legs import (
     ClientFault,
@@ -198,18 +198,18 @@ class Walk:
                 continue
             if worker.row.id == self._life.slot_worker:
                 return _NO_PREFILL  # one worker does both in one leg
-            reply = await self._try_prefill(worker, priced.prefill_seconds)
+            reply = await self._try_prefill(worker, priced)
             if reply is not None:
                 return reply
         return self._decode_side_prefill()
 
-    async def _try_prefill(self, worker: WorkerState, predicted: float) -> PrefillReply | None:
+    async def _try_prefill(self, worker: WorkerState, priced: Priced) -> PrefillReply | None:
         asked, context = self._asked, self._context
-        body = prefill_leg(asked.body, asked.request_id, asked.salt)
+        body = prefill_leg(asked.body, self._prefill_params(priced), asked.salt)
         head = leg_head(asked.request_id, "p", asked.request.headers)
         now = monotonic()
         tokens = asked.num_tokens or 0
-        worker.prefill_queue.start(asked.request_id, predicted, tokens, now)
+        worker.prefill_queue.start(asked.request_id, priced.prefill_seconds, tokens, now)
         self._step(PrefillStarted(worker.row.id))
         self._decision.prefill_worker = worker.row.id
         self._decision.emulated |= worker.row.engine == "emulated"
@@ -227,6 +227,15 @@ class Walk:
         context.cluster.health.served(worker.row.id)
         self._prefilled(worker, reply)
         return reply
+
+    def _prefill_params(self, priced: Priced) -> LegParams:
+        """With the node to pull from, where that was priced in."""
+        source, num_blocks, holder = self._plan.source, None, None
+        if priced.transfer_seconds and source is not None:
+            holder = self._context.cluster.holders.get(source.node_id)
+            num_blocks = self._plan.held_blocks.get(source.node_id)
+        session = session_of(self._asked.request.headers)
+        return LegParams(self._asked.request_id, "prefill", num_blocks, session, holder)
 
     def _prefilled(self, worker: WorkerState, reply: PrefillReply) -> None:
         """Compare token counts, and let the worker's prediction learn."""
@@ -263,12 +272,12 @@ class Walk:
 
     async def _decode(self, prefilled: PrefillReply) -> None:
         asked, limits = self._asked, self._context.settings.limits
-        body = decode_leg(asked.body, asked.request_id, self._blocks(prefilled), asked.salt)
+        num_blocks = self._blocks(prefilled)
         tried: set[str] = set()
         while True:
             name = self._life.slot_worker
             try:
-                await self._try_decode(name, body, prefilled)
+                await self._try_decode(name, num_blocks, prefilled)
             except LegError as error:
                 tried.add(name)
                 self._leg_failed("decode", name, error)
@@ -277,6 +286,15 @@ class Walk:
                 self._context.stats.retries_decode += 1
             else:
                 return
+
+    def _decode_params(self, num_blocks: int, node_id: str) -> LegParams:
+        """With the prefill worker's node, where decode runs on another one."""
+        cluster, holder = self._context.cluster, None
+        prefill = cluster.workers.get(self._decision.prefill_worker)
+        if prefill is not None and prefill.row.node_id != node_id:
+            holder = cluster.holders.get(prefill.row.node_id)
+        session = session_of(self._asked.request.headers)
+        return LegParams(self._asked.request_id, "decode", num_blocks, session, holder)
 
     def _blocks(self, prefilled: PrefillReply) -> int:
         """Blocks that decode may load. A reply to several prompts speaks of the first only."""
@@ -303,11 +321,13 @@ class Walk:
         self._decision.decode_worker = worker_id
         return True
 
-    async def _try_decode(self, worker_id: str, body: bytes, prefilled: PrefillReply) -> None:
+    async def _try_decode(self, worker_id: str, num_blocks: int, prefilled: PrefillReply) -> None:
         asked, context = self._asked, self._context
         worker = context.cluster.workers.get(worker_id)
         if worker is None:
             raise LegError("has left the cluster", 503, unreachable=True)
+        params = self._decode_params(num_blocks, worker.row.node_id)
+        body = decode_leg(asked.body, params, asked.salt)
         head = leg_head(asked.request_id, "d", asked.request.headers)
         self._step(_DECODE_STARTED)
         self._decision.emulated |= worker.row.engine == "emulated"

@@ -5,6 +5,7 @@ import pytest
 from controlplane.core.routing import (
     DecodeOption,
     PrefillOption,
+    Source,
     TransferCost,
     decode_candidates,
     order_by_cost,
@@ -62,12 +63,19 @@ class TestPrice:
 class TestOrder:
     def test_the_smallest_sum_wins(self) -> None:
         near = option("near", own=900, queue=0.9)
-        ordered = order_by_cost([near, option("far", queue=0.0)], 1000, 1.25, TRANSFER)
+        paths = Source("n-near", 900, {"n-far": TRANSFER})
+        ordered = order_by_cost([near, option("far", queue=0.0)], 1000, 1.25, paths)
         assert [p.option.worker_id for p in ordered] == ["far", "near"]  # 0.295 against 1.0
         ordered = order_by_cost([near, option("far", queue=0.0)], 1000, 1.25, None)
         assert [p.option.worker_id for p in ordered] == ["far", "near"]  # even without a path
         ordered = order_by_cost([option("near", 900, 0.8), option("far")], 1000, 1.25, None)
         assert [p.option.worker_id for p in ordered] == ["near", "far"]
+
+    def test_the_source_may_have_no_prefill_worker(self) -> None:
+        paths = Source("elsewhere", 900, {"n-b": TRANSFER})
+        first, second = order_by_cost([option("a"), option("b")], 1000, 1.25, paths)
+        assert (first.option.worker_id, first.used_prefix_tokens) == ("b", 900)
+        assert (second.used_prefix_tokens, second.transfer_seconds) == (0, 0.0)
 
     def test_equals_go_to_who_runs_less(self) -> None:
         ordered = order_by_cost([option("a", running=2), option("b", running=1)], 100)

@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from controlplane.gateway.bodies import parse, prefill_leg
+from controlplane.gateway.bodies import (
+    Holder,
+    LegParams,
+    decode_leg,
+    parse,
+    prefill_leg,
+    session_of,
+)
 
 
 class EngineBody(BaseModel):
@@ -30,7 +37,7 @@ def test_leg_1_is_capped_whatever_form_the_client_chose(value: Any) -> None:
     """Leg 1 asks for one token of one choice, unstreamed, or for what the engine will refuse."""
     for name, wanted in (("stream", False), ("max_tokens", 1), ("n", 1)):
         body = parse(json.dumps({name: value}).encode(), chat=False)
-        sent = json.loads(prefill_leg(body, "t", None))
+        sent = json.loads(prefill_leg(body, LegParams("t", "prefill"), None))
         try:
             reads = getattr(EngineBody.model_validate({name: value}), name)
         except ValidationError:
@@ -43,3 +50,24 @@ def test_leg_1_is_capped_whatever_form_the_client_chose(value: Any) -> None:
             assert sent[name] == wanted
         else:
             assert sent[name] == value
+
+
+class TestSessionAndHolder:
+    @pytest.mark.parametrize(
+        ("header", "session"),
+        [(b"over", "over"), (b" Continue ", "continue"), (b"", ""), (b"perhaps", "")],
+    )
+    def test_a_hint_is_one_of_two_words_or_none(self, header: bytes, session: str) -> None:
+        assert session_of({b"x-perilune-session": header}) == session
+        assert session_of({}) == ""
+
+    def test_legs_name_the_node_to_pull_from(self) -> None:
+        body = parse(b'{"prompt": "a"}', chat=False)
+        params = LegParams("t", "decode", 4, "over", Holder("n1", "tcp:10.0.0.1:7720", 7))
+        sent = json.loads(decode_leg(body, params, None))
+        assert sent["kv_transfer_params"]["perilune"] == {
+            "transfer_id": "t", "leg": "decode", "num_blocks": 4, "session": "over",
+            "holder": {"node_id": "n1", "endpoint": "tcp:10.0.0.1:7720", "incarnation": 7},
+        }  # fmt: skip
+        plain = json.loads(prefill_leg(body, LegParams("t", "prefill"), None))
+        assert plain["kv_transfer_params"] == {"perilune": {"transfer_id": "t", "leg": "prefill"}}
