@@ -83,6 +83,7 @@ class PoolBase:
         self.owners = OwnerTable()
         self.writing: set[Block] = set()
         self.num_pinned = 0
+        self.quarantined: dict[int, float] = {}  # slots that rest, until when
         self.changed_slots: set[int] = set()  # since the shell last looked: for its journal
         self._events = EventNotes()
 

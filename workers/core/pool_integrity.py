@@ -25,7 +25,8 @@ def _all_blocks(pool: PoolState) -> set[Block]:
 
 
 def _check_slots(pool: PoolState) -> None:
-    free, used = pool.slots.free_slots(), set(pool.by_slot)
+    free, used = pool.slots.free_slots(), set(pool.by_slot) | set(pool.quarantined)
+    assert not set(pool.by_slot) & set(pool.quarantined), "a slot in quarantine is used"
     assert not free & used, f"slots {free & used} are free and used"
     assert len(free) + len(used) == pool.slots.num_slots, "a slot is lost"
     for slot, block in pool.by_slot.items():

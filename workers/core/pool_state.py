@@ -281,6 +281,9 @@ class PoolState(RoomyPool):
         """End the owners whose lease ran out, with their pins and writes; how many."""
         self.now = max(self.now, now)
         self.active.expire(now)
+        for slot in [slot for slot, until in self.quarantined.items() if until <= now]:
+            del self.quarantined[slot]
+            self.slots.give_back(slot)
         expired = self.owners.expired(now)
         for owner in expired:
             self._abandon(owner)

@@ -7,6 +7,7 @@ another before that.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -25,11 +26,11 @@ Problem = Literal["", "source", "full", "io", "missing", "short", "checksum"]
 
 
 @dataclass(frozen=True, slots=True)
-class DiskRecord:
-    """What is written beside a block on SSD: enough to find it again after a restart."""
+class BlockRecord:
+    """What is noted of a block's copy: enough to find it again after a restart."""
 
-    disk_slot: int
-    disk_generation: int
+    slot: int
+    generation: int
     key: bytes
     parent: bytes  # b"" at a chain's head
     namespace: bytes
@@ -44,7 +45,7 @@ class WriteOut:
 
     job: int
     source: SlotRef
-    record: DiskRecord
+    record: BlockRecord
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +54,7 @@ class ReadIn:
 
     job: int
     target: SlotRef
-    record: DiskRecord
+    record: BlockRecord
     urgency: Urgency
 
 
@@ -130,6 +131,9 @@ class DiskState:
     def take_jobs(self) -> list[DiskJob]:
         jobs, self._todo = self._todo, []
         return jobs
+
+    def add_jobs(self, jobs: Iterable[DiskJob]) -> None:
+        self._todo += jobs
 
     def start_write(self, block: Block, block_bytes: int) -> None:
         """Copy a block out; there must be a free slot."""
@@ -229,13 +233,13 @@ class DiskState:
         counters.read_seconds_total += outcome.seconds
 
 
-def record_of(block: Block, block_bytes: int) -> DiskRecord:
+def record_of(block: Block, block_bytes: int) -> BlockRecord:
     copy = block.disk
     assert copy is not None, "a block without a copy has no record"
     parent = b"" if block.parent is None else bytes(block.parent.key)
-    return DiskRecord(
-        disk_slot=copy.slot,
-        disk_generation=copy.generation,
+    return BlockRecord(
+        slot=copy.slot,
+        generation=copy.generation,
         key=bytes(block.key),
         parent=parent,
         namespace=block.namespace,

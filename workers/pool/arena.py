@@ -79,6 +79,11 @@ class Slab:
         end = self._start(slot) + self.slot_bytes if length is None else start + length
         return self._view[start:end]
 
+    def whole(self, slot: int) -> memoryview:
+        """Header and payload, page-aligned."""
+        start = self._start(slot)
+        return self._view[start : start + self.slot_bytes]
+
     def begin_write(self, slot: int) -> None:
         """Make the slot unreadable before its payload changes."""
         start = self._start(slot)
@@ -144,23 +149,29 @@ class Slab:
 
 
 class SlabFile:
-    """The agent's side: makes the file, has its pages allocated, unlinks it."""
+    """The agent's side: makes the file, has its pages allocated, unlinks it.
+
+    What a killed agent of this name left is taken over where it has the same size (`adopted`), and
+    removed where not; whether its contents are worth anything, the journal beside it tells.
+    """
 
     def __init__(self, name: str, slab_bytes: int, folder: Path = SHM_FOLDER) -> None:
-        """Remove what a former agent of this name left, and make the slab. ConfigError."""
+        """ConfigError: no file name, in use, or no room."""
         if not name or "/" in name or name.startswith("."):
             raise ConfigError("slab_name", name, "is no plain file name", "Leave out '/' and '.'.")
         self.path = folder / name
         self.slab_bytes = slab_bytes
         self.touched_bytes = 0
         self.touch_error = ""
-        _remove_stale(self.path)
-        _check_room(folder, slab_bytes)
-        self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.ftruncate(self._fd, slab_bytes)
+        left = _open_left(self.path, slab_bytes)
+        self.adopted = left is not None
+        self._fd = _make(self.path, slab_bytes) if left is None else left
         self._stop = threading.Event()
         self._toucher: threading.Thread | None = None
+
+    @property
+    def journal_path(self) -> Path:
+        return journal_path(self.path)
 
     def start_touching(self, bytes_per_second: float) -> None:
         """Have the pages allocated in the background, from the slab's start, at a bounded rate.
@@ -179,6 +190,7 @@ class SlabFile:
         if self._toucher is not None:
             self._toucher.join(timeout=5)
         self.path.unlink(missing_ok=True)
+        self.journal_path.unlink(missing_ok=True)
         os.close(self._fd)
 
     def _touch(self, bytes_per_second: float) -> None:
@@ -193,21 +205,42 @@ class SlabFile:
             self.touched_bytes += length
 
 
-def _remove_stale(path: Path) -> None:
-    """ConfigError where an agent that lives still holds the slab."""
+def journal_path(slab: Path) -> Path:
+    """Where the agent notes what is in the slab's slots."""
+    return slab.with_name(f"{slab.name}.journal")
+
+
+def _open_left(path: Path, slab_bytes: int) -> int | None:
+    """A locked descriptor of what a former agent left, if it is of use; else it is removed.
+
+    ConfigError where an agent that lives still holds the slab.
+    """
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
-        return
+        journal_path(path).unlink(missing_ok=True)
+        return None
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
+        os.close(fd)
         raise ConfigError(
             "slab_name", path.name, "is in use by another agent", "Stop it, or take another name."
         ) from None
-    finally:
-        os.close(fd)
+    if os.fstat(fd).st_size == slab_bytes and journal_path(path).exists():
+        return fd
+    os.close(fd)
     path.unlink(missing_ok=True)
+    journal_path(path).unlink(missing_ok=True)
+    return None
+
+
+def _make(path: Path, slab_bytes: int) -> int:
+    _check_room(path.parent, slab_bytes)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.ftruncate(fd, slab_bytes)
+    return fd
 
 
 def _check_room(folder: Path, slab_bytes: int) -> None:

@@ -212,12 +212,12 @@ class PoolMachine(RuleBasedStateMachine):
             source = self.contents[job.source.slot, job.source.generation]
             assert source == record.key, "the slot is another block's by now"
             assert self._newest(job.source), "the slot was given away under the copy"
-            self.on_disk.pop(record.disk_slot, None)
+            self.on_disk.pop(record.slot, None)
             if not problem:
-                self.on_disk[record.disk_slot] = (record.disk_generation, record.key)
+                self.on_disk[record.slot] = (record.generation, record.key)
         else:
-            found = self.on_disk.get(record.disk_slot)
-            assert found == (record.disk_generation, record.key), "the disk slot is another's"
+            found = self.on_disk.get(record.slot)
+            assert found == (record.generation, record.key), "the disk slot is another's"
             self.contents[job.target.slot, job.target.generation] = BlockHash(record.key)
         self.pool.disk_done(Outcome(job.job, problem), self.now)
 
