@@ -18,6 +18,7 @@ from controlplane.gateways.view import ViewRevisions
 from controlplane.jobs.service import JobStore
 from controlplane.metrics.requests import RequestCounts
 from controlplane.models.service import ModelRegistry
+from controlplane.nodes.pool_service import PoolReporter
 from controlplane.nodes.service import NodeRegistry
 from controlplane.overview.service import OverviewService
 from controlplane.policies.service import PolicyStore
@@ -51,6 +52,7 @@ class Plane:
         self.keys = KeyStore(self.clock)
         self.gateways = GatewayRegistry(self.clock)
         self.decisions = DecisionLog(self.bus, self.clock, self.stats.take_outcome)
+        self.pool = PoolReporter(self.clock, self.db, self.nodes, self.stats)
         self.overview = OverviewService(
             settings.cluster,
             self.clock,
@@ -61,6 +63,7 @@ class Plane:
             self.policies,
             self.stats,
             self.audit,
+            self.pool,
         )
 
     async def load(self) -> None:

@@ -16,8 +16,10 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from controlplane.gateways.schemas import HISTOGRAM_BOUNDS_SECONDS, Histogram
 from controlplane.loops.runner import Loops
+from controlplane.metrics.pool import pool_values
 from controlplane.metrics.series import ALL, GATEWAY, POOL, SeriesSpec
 from controlplane.plane import Plane
+from controlplane.stats.pool_values import causes_of
 from workers.process import rss_bytes
 
 NODE_STATES = ("ready", "stale", "lost")
@@ -49,6 +51,7 @@ class Exporter(Collector):
             *self._controlplane(),
             *self._cluster(),
             *self._pool(),
+            *pool_values(self._plane),
             *self._gateways(),
         ):
             values.setdefault(name, []).append((labels, value))
@@ -106,7 +109,7 @@ class Exporter(Collector):
             for spec in simple:
                 name = spec.name.removeprefix("pool_")
                 yield spec.name, (node.id,), getattr(stats, POOL_FIELDS.get(name, name))
-            for cause, count in stats.evicted_by_cause.items():
+            for cause, count in causes_of(stats).items():
                 yield "pool_evicted_blocks_total", (node.id, cause), count
             for pair, num_bytes in stats.shm_bytes_by_pair.items():
                 yield "pool_shm_bytes_total", (node.id, pair), num_bytes

@@ -28,6 +28,10 @@ def _node(name: str, kind: Kind, unit: str, definition: str) -> SeriesSpec:
     return SeriesSpec(f"pool_{name}", kind, ("node",), unit, definition)
 
 
+def _tier(name: str, kind: Kind, unit: str, definition: str) -> SeriesSpec:
+    return SeriesSpec(f"pool_tier_{name}", kind, ("node", "tier"), unit, definition)
+
+
 def _gateway(name: str, kind: Kind, unit: str, definition: str) -> SeriesSpec:
     return SeriesSpec(f"gateway_{name}", kind, ("gateway",), unit, definition)
 
@@ -91,6 +95,38 @@ POOL = (
     SeriesSpec("pool_shm_seconds_total", "counter", ("node", "pair"), "seconds", "Time that these loads took."),
 )  # fmt: skip
 
+TIER = (
+    _tier("up", "gauge", "bool", "1 while the tier serves; 0 while it is full, rebuilding, off or stopped."),
+    _tier("capacity_bytes", "gauge", "bytes", "Bytes of blocks that the tier may hold."),
+    _tier("used_bytes", "gauge", "bytes", "Bytes of blocks that it holds; a block in both tiers counts in both."),
+    _tier("free_device_bytes", "gauge", "bytes", "Bytes really free on the device under the tier."),
+    _tier("read_blocks_total", "counter", "blocks", "Blocks read from the tier; from SSD: promoted."),
+    _tier("read_bytes_total", "counter", "bytes", "Bytes of these blocks."),
+    _tier("read_seconds_total", "counter", "seconds", "Time that these reads took."),
+    _tier("written_blocks_total", "counter", "blocks", "Blocks written to the tier; to SSD: demoted."),
+    _tier("written_bytes_total", "counter", "bytes", "Bytes of these blocks."),
+    _tier("write_seconds_total", "counter", "seconds", "Time that these writes took."),
+    _tier("evicted_blocks_total", "counter", "blocks", "Blocks that left the tier for room."),
+    _tier("failed_reads_total", "counter", "blocks", "Reads that failed or did not verify."),
+    _tier("failed_writes_total", "counter", "blocks", "Writes that failed."),
+)  # fmt: skip
+
+EVICTION = (
+    _node("evict_successes_total", "counter", "attempts", "Evictions that found what they needed."),
+    _node("pinned_bytes", "gauge", "bytes", "Bytes kept from eviction by pins."),
+    _node("leased_bytes", "gauge", "bytes", "Of these, by owners whose lease has not been renewed since."),
+    _node("eviction_history_entries", "gauge", "blocks", "Evicted blocks still remembered."),
+    _node("eviction_policy_revision", "gauge", "revision", "Revision of the cache policy that the agent acts on."),
+    SeriesSpec("pool_eviction_policy", "gauge", ("node", "policy"), "bool", "1 for the eviction policy in use."),
+    SeriesSpec("pool_eviction_age_seconds", "gauge", ("node", "quantile"), "seconds", "Age of victims since their last use."),
+    SeriesSpec("pool_group_used_bytes", "gauge", ("kind", "group"), "bytes", "Bytes that a tenant or namespace holds on all nodes and tiers; beyond the 50 largest: other."),
+    SeriesSpec("pool_group_quota_bytes", "gauge", ("kind", "group"), "bytes", "Its quotas, summed over the nodes; no sample without one."),
+    SeriesSpec("pool_what_if_hit_ratio", "gauge", ("capacity_factor",), "ratio", "Predicted hit rate of the live key stream at so many times the capacity."),
+    SeriesSpec("pool_claims_checked_total", "counter", ("node",), "blocks", "Claims of the prefix index that the auditor compared with the node's truth."),
+    SeriesSpec("pool_claims_stale_total", "counter", ("node",), "blocks", "Of these, claims of blocks that the node did not hold."),
+    SeriesSpec("jobs", "gauge", ("kind", "state"), "jobs", "Operators' jobs that have not ended."),
+)  # fmt: skip
+
 GATEWAY = (
     _gateway("requests_total", "counter", "requests", "Requests of /v1, whatever came of them."),
     _gateway("rejected_total", "counter", "requests", "Requests rejected by admission (429)."),
@@ -115,5 +151,5 @@ GATEWAY = (
     SeriesSpec("gateway_worker_queued_tokens", "gauge", ("gateway", "worker"), "tokens", "Prompt tokens sent there and not yet prefilled."),
 )  # fmt: skip
 
-ALL: tuple[SeriesSpec, ...] = (*CONTROLPLANE, *CLUSTER, *POOL, *GATEWAY)
+ALL: tuple[SeriesSpec, ...] = (*CONTROLPLANE, *CLUSTER, *POOL, *TIER, *EVICTION, *GATEWAY)
 BY_NAME = {spec.name: spec for spec in ALL}

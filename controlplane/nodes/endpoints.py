@@ -10,14 +10,24 @@ from controlplane.deps import IdPath, OperatorDep, PlaneDep, TokenNeeded
 from controlplane.fleet import repository as fleet_repository
 from controlplane.nodes import repository
 from controlplane.nodes.heartbeats import take_heartbeat
+from controlplane.nodes.pool_schemas import PoolReport
 from controlplane.nodes.schemas import Heartbeat, HeartbeatReply, Node, NodeList
 
 router = APIRouter(tags=["nodes"])
+MAX_WINDOW_SECONDS = 86_400
 
 
 @router.get("/nodes")
 async def list_nodes(plane: PlaneDep) -> NodeList:
     return NodeList(items=plane.nodes.list())
+
+
+@router.get("/cache/pool")
+async def pool(
+    plane: PlaneDep, window: Annotated[float, Query(ge=10, le=MAX_WINDOW_SECONDS)] = 900
+) -> PoolReport:
+    """Tiers, tenants, namespaces, health of eviction and the what-if curve, as last reported."""
+    return await plane.pool.build(window)
 
 
 @router.get("/nodes/{node_id}")

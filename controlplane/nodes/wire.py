@@ -15,6 +15,10 @@ from workers.core.stats_messages import PoolStats
 DIGEST_BYTES = 32
 MAX_WORKERS = 512
 MAX_PAIRS = 4096
+MAX_TIERS = 8
+MAX_GROUPS = 4096
+MAX_POINTS = 64
+SHORTEN = "The agent must send fewer: of groups the largest."
 T = TypeVar("T")
 
 
@@ -38,6 +42,9 @@ def pool_stats(raw: dict[str, object], node_id: str, incarnation: int) -> PoolSt
             )
     _bound("pool_stats.workers", len(stats.workers), MAX_WORKERS)
     _bound("pool_stats.shm_bytes_by_pair", len(stats.shm_bytes_by_pair), MAX_PAIRS)
+    _bound("pool_stats.tiers", len(stats.tiers), MAX_TIERS, SHORTEN)
+    _bound("pool_stats.groups", len(stats.groups), MAX_GROUPS, SHORTEN)
+    _bound("pool_stats.whatif", len(stats.whatif), MAX_POINTS, SHORTEN)
     return stats
 
 
@@ -81,11 +88,16 @@ def _convert(value: object, kind: type[T], field: str) -> T:
         ) from error
 
 
-def _bound(field: str, number: int, limit: int) -> None:
+def _bound(
+    field: str,
+    number: int,
+    limit: int,
+    way_out: str = "Spread the workers over more nodes.",
+) -> None:
     if number > limit:
         raise InvalidError(
             f"{field} has {number} entries, the limit is {limit}.",
             field=field,
             value=number,
-            way_out="Spread the workers over more nodes.",
+            way_out=way_out,
         )

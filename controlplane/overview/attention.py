@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Literal
 
 from controlplane.fleet.schemas import Worker
 from controlplane.gateways.schemas import Gateway
 from controlplane.nodes.schemas import Node
+from controlplane.overview.findings import Finding, Severity
 from controlplane.stats.schemas import Attention, Overview
 from workers.core import numbers
 
@@ -16,9 +16,6 @@ WRITE_QUEUE_ALARM = 0.70
 KV_WAIT_ALARM = 0.15
 REJECTED_ALARM = 0.05
 MAX_LINES = 50
-Severity = Literal["critical", "warn"]
-Finding = tuple[str, Severity, str, str]
-"""(key, severity, text, what it opens); the key stays while the text's numbers move."""
 
 
 @dataclass(slots=True)

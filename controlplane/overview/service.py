@@ -10,11 +10,14 @@ from controlplane.db.session import Database
 from controlplane.fleet.schemas import Worker
 from controlplane.fleet.service import WorkerRegistry
 from controlplane.gateways.service import GatewayRegistry
+from controlplane.nodes.pool_service import PoolReporter
 from controlplane.nodes.service import NodeRegistry
 from controlplane.overview.attention import Since, findings
 from controlplane.overview.changes import changes
+from controlplane.overview.pool_attention import POOL_WINDOW_SECONDS, pool_findings
 from controlplane.policies.service import DEFAULT_SCOPE, PolicyStore
 from controlplane.stats.bucket import Bucket, new_bucket
+from controlplane.stats.pool_values import EVICTION_CAUSES, NO_EVICTIONS
 from controlplane.stats.schemas import Overview, RoleSummary
 from controlplane.stats.service import StatsService
 
@@ -34,6 +37,7 @@ class OverviewService:
     policies: PolicyStore
     stats: StatsService
     audit: AuditTrail
+    pool: PoolReporter
     _since: dict[float, Since] = field(default_factory=dict)
 
     async def build(self, window: float) -> Overview:
@@ -54,7 +58,10 @@ class OverviewService:
         overview = Overview.model_validate(
             {"cluster": self.cluster, "at": now, "window_seconds": window, **values}
         )
-        found = findings(self.nodes.list(), self.fleet.list(), self.gateways.list(), overview)
+        found = [
+            *findings(self.nodes.list(), self.fleet.list(), self.gateways.list(), overview),
+            *pool_findings(await self.pool.build(POOL_WINDOW_SECONDS)),
+        ]
         return overview.model_copy(
             update={
                 "attention": self._since_of(window).lines(found, now),
@@ -75,7 +82,7 @@ class OverviewService:
         watched = window if first is None or window > 900 else min(window, max(1.0, now - first))
         requests, rejected = count("requests"), count("rejected")
         met, missed = count("slo_met", 0.0), count("slo_missed", 0.0)
-        evicted = [count(f"evicted_{c}") for c in ("capacity", "corrupt", "failed_write")]
+        evicted = [count(f"evicted_{c}") for c in EVICTION_CAUSES if c not in NO_EVICTIONS]
         known = [value for value in evicted if value is not None]
         moved = count("moved_bytes")
         prompt, hits = count("prompt_tokens"), count("hit_tokens")

@@ -9,6 +9,7 @@ from controlplane.gateways.schemas import HISTOGRAM_BOUNDS_SECONDS, GatewayStats
 from controlplane.stats.bucket import NUM_COUNTS, TRANSFER_HISTOGRAM, Bucket, new_bucket
 from controlplane.stats.counters import CounterTracker, HistogramTracker, Step
 from controlplane.stats.histogram import bucket_of
+from controlplane.stats.pool_values import counters_of, gauges_of
 from workers.core.stats_messages import PoolStats
 
 MAX_SOURCES = 2048
@@ -20,12 +21,6 @@ GATEWAY_COUNTERS = (
     "requests", "rejected", "failed", "prompt_tokens", "hit_tokens", "output_tokens",
     "slo_met", "slo_missed",
 )  # fmt: skip
-POOL_COUNTERS = (
-    "prompt_tokens", "hit_tokens", "evict_attempts", "stored_blocks", "loaded_blocks",
-    "load_failed", "moved_bytes",
-)  # fmt: skip
-EVICTION_CAUSES = ("capacity", "corrupt", "failed_write")
-POOL_GAUGES = ("used_blocks", "capacity_blocks", "pinned_blocks", "write_queue_blocks")
 TOKEN_COUNTERS = frozenset({"prompt_tokens", "hit_tokens"})
 
 
@@ -68,6 +63,8 @@ class Collector:
     _loads: dict[tuple[str, str], CounterTracker] = field(default_factory=dict)
     _worker_gauges: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
     _extra: dict[str, Bucket] = field(default_factory=dict)
+    claims_total: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """By node, since this control plane started: (checked, stale)."""
     sources_dropped: int = 0
 
     def node_sample(self, stats: PoolStats, at: float) -> None:
@@ -75,13 +72,19 @@ class Collector:
         source = self._source(self._nodes, stats.node_id)
         if source is None:
             return
-        values = {name: float(getattr(stats, f"{name}_total")) for name in POOL_COUNTERS}
-        for cause in EVICTION_CAUSES:
-            values[f"evicted_{cause}"] = float(stats.evicted_by_cause.get(cause, 0))
         started_at = stats.incarnation / 1000
-        step = source.counters.step(float(stats.incarnation), started_at, values, at)
-        source.take(step, {name: float(getattr(stats, name)) for name in POOL_GAUGES}, at)
+        epoch = float(stats.incarnation)
+        step = source.counters.step(epoch, started_at, counters_of(stats), at)
+        source.take(step, gauges_of(stats), at)
         self._pair_samples(stats, at)
+
+    def claims(self, node_id: str, checked: int, stale: int) -> None:
+        """The auditor asked a node for blocks that the index said it holds."""
+        before = self.claims_total.get(node_id, (0, 0))
+        self.claims_total[node_id] = (before[0] + checked, before[1] + stale)
+        increments = {"claims_checked": float(checked), "claims_stale": float(stale)}
+        self._add(f"node:{node_id}").count(increments)
+        self._add("cluster").count(increments)
 
     def _pair_samples(self, stats: PoolStats, at: float) -> None:
         for pair, num_bytes in stats.shm_bytes_by_pair.items():
@@ -152,6 +155,7 @@ class Collector:
 
     def forget_node(self, node_id: str) -> None:
         self._nodes.pop(node_id, None)
+        self.claims_total.pop(node_id, None)
         for key in [key for key in self._pairs if key[0] == node_id]:
             del self._pairs[key]
 
@@ -175,6 +179,8 @@ class Collector:
         self._sum_cluster(cluster, nodes, gateways)
         closed = {f"node:{name}": bucket for name, bucket in nodes.items()}
         closed |= {f"gateway:{name}": bucket for name, bucket in gateways.items()}
+        for name in [name for name in extra if name in closed]:
+            closed[name].merge(extra.pop(name))
         for worker_id in {name for gauges in self._worker_gauges.values() for name in gauges}:
             load = self.worker_load(worker_id)
             bucket = extra.setdefault(f"worker:{worker_id}", new_bucket())

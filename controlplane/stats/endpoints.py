@@ -16,8 +16,9 @@ router = APIRouter(tags=["stats"])
 METRICS: tuple[str, ...] = get_args(Metric)
 KINDS = ("node:", "worker:", "gateway:", "pair:")
 CACHE_METRICS = [
-    "prompt_tokens", "hit_tokens", "evicted_capacity", "evicted_corrupt", "evicted_failed_write",
-    "used_blocks", "capacity_blocks",
+    "prompt_tokens", "hit_tokens", "evicted_capacity", "evicted_quota", "evicted_ssd_capacity",
+    "evicted_corrupt", "evicted_failed_write", "evicted_tier_lost", "used_blocks",
+    "capacity_blocks", "write_queue_blocks",
 ]  # fmt: skip
 MAX_POINTS = 3600
 MAX_SELECTORS = 50

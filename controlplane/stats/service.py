@@ -15,6 +15,7 @@ from controlplane.decisions.join import KvOutcome
 from controlplane.stats import repository
 from controlplane.stats.bucket import Bucket, merged
 from controlplane.stats.collector import Collector
+from controlplane.stats.pool_values import QUIET
 from controlplane.stats.repository import Point
 from controlplane.stats.schemas import Matrix, Pair, Series, SeriesReply
 from controlplane.stats.window import STEP_SECONDS, WINDOW_SECONDS, Frame, Window
@@ -71,7 +72,10 @@ class StatsService:
 
     def points(self) -> dict[str, dict[str, float]]:
         """The last closed second, by source and metric, for the tick."""
-        return {source: bucket.points() for source, bucket in self.last.items()}
+        return {
+            source: {name: value for name, value in bucket.points().items() if name not in QUIET}
+            for source, bucket in self.last.items()
+        }
 
     async def flush(self, db: Database) -> None:
         """Write what waits, in one transaction. What is not written waits for the next time."""

@@ -217,6 +217,18 @@ def pool_stats(node_id: str, incarnation: int, **changes: Any) -> dict[str, Any]
     }
 
 
+def tier_stats(tier: str) -> dict[str, Any]:
+    """One tier of a `PoolStats`."""
+    return {
+        "tier": tier,
+        "capacity_blocks": 100,
+        "used_blocks": 10,
+        "capacity_bytes": 102_400,
+        "used_bytes": 10_240,
+        "free_device_bytes": 4096,
+    }
+
+
 def worker_status(worker_id: str, role: str = "prefill", **changes: Any) -> dict[str, Any]:
     return {
         "worker_id": worker_id,
@@ -362,6 +374,7 @@ def bodies() -> dict[str, Callable[..., dict[str, Any]]]:
         "decision": decision,
         "worker": worker_status,
         "pool": pool_stats,
+        "tier": tier_stats,
         "gateway": gateway_stats,
     }
 

@@ -32,10 +32,18 @@ async def scraped(api, bodies):
         "n1",
         workers=[bodies["worker"]("p1", rss_bytes=1)],
         evicted_by_cause={"capacity": 1},
+        tiers=[bodies["tier"]("dram"), bodies["tier"]("ssd")],
+        groups=[
+            {"kind": "tenant", "name": "a", "used_blocks": 1, "used_bytes": 1, "quota_bytes": 9}
+        ],
+        eviction={"age_p50_seconds": 1.0, "age_p99_seconds": 2.0},
+        whatif=[{"capacity_factor": 1.0, "capacity_blocks": 100, "hit_rate": 0.5}],
         shm_bytes_by_pair=pair,
         shm_seconds_by_pair={"p1>d1": 0.5},
     )
     await api.report(workers={"p1": {"running": 1}})
+    api.plane.stats.collector.claims("n1", 10, 1)
+    await api.http.post("/api/v1/cache/prefetch", json={"tenant": "a"})
     response = await api.http.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain")
     found = {}
