@@ -2,8 +2,8 @@
 
 The shape (512-token blocks there, 64-token blocks here): every prompt begins with one system
 prompt; half of the requests share nothing else; the others go on with a conversation. Prompt
-lengths are log-normal, median 112 blocks, 1 % above 1,300. Most blocks are seen once or twice.
-A conversation mostly stays with its node; sometimes another takes over and then holds it too, and
+lengths are log-normal, median 112 blocks, 1 % above 1,300; an answer has 343 tokens on average,
+which is five blocks, each told of as it fills. Most blocks are seen once or twice. A conversation mostly stays with its node; sometimes another takes over and then holds it too, and
 nodes lose tails of chains.
 """
 
@@ -23,8 +23,9 @@ TEMPLATE_BLOCKS = 60
 MEDIAN_BLOCKS = 112
 SIGMA = 1.06
 MAX_CHAIN_BLOCKS = 2000
+ANSWER_BLOCKS = 5
 RUN_BLOCKS = 16
-"""Blocks that one event tells of: what a prefill step of about 1,000 tokens stores."""
+"""Blocks that one event of a prefill tells of: what a step of about 1,000 tokens stores."""
 
 
 @dataclass(slots=True)
@@ -114,15 +115,17 @@ class _Maker:
             keys = head + self._fresh(max(self._length() - len(head), 1))
             talk = Conversation(keys, rng.randrange(self._data.num_nodes))
             self._talks.append(talk)
-        self._store(talk)
+        self._store(talk, RUN_BLOCKS)
+        talk.keys += self._fresh(int(rng.expovariate(1 / ANSWER_BLOCKS)))
+        self._store(talk, 1)
         if rng.random() < 0.1:
             self._lose_tail(talk)
 
-    def _store(self, talk: Conversation) -> None:
+    def _store(self, talk: Conversation, run_blocks: int) -> None:
         held = self._held[talk.node]
         first = next((i for i, key in enumerate(talk.keys) if key not in held), len(talk.keys))
-        for start in range(first, len(talk.keys), RUN_BLOCKS):
-            keys = talk.keys[start : start + RUN_BLOCKS]
+        for start in range(first, len(talk.keys), run_blocks):
+            keys = talk.keys[start : start + run_blocks]
             parent = talk.keys[start - 1] if start else b""
             self._data.events.append(Event("stored", talk.node, parent, keys))
             held.update(keys)

@@ -10,8 +10,8 @@ old one are swept out of the masks bit by bit later.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import islice
+from dataclasses import dataclass, field
+from itertools import islice, repeat
 from typing import Final
 
 from workers.core.ids import NodeId
@@ -28,18 +28,16 @@ Look = Callable[[bytes], int | None]
 class Column:
     """A node's two bits in every mask. `held` is 1 << an even number, `disk` the bit above."""
 
+    space: BlockHolders
     node_id: NodeId
     held: int
+    disk: int = field(init=False)
+    both: int = field(init=False)
     num_blocks: int = 0
     num_on_disk: int = 0
 
-    @property
-    def disk(self) -> int:
-        return self.held << 1
-
-    @property
-    def both(self) -> int:
-        return self.held * 3
+    def __post_init__(self) -> None:
+        self.disk, self.both = self.held << 1, self.held * 3
 
 
 class BlockHolders:
@@ -63,11 +61,16 @@ class BlockHolders:
     def is_empty(self) -> bool:
         return not self._columns and not self.masks
 
+    @property
+    def is_swept(self) -> bool:
+        """Whether no closed column has left bits."""
+        return not self._retired and not self._sweeping
+
     def open(self, node_id: NodeId) -> Column:
         """A new, empty column that is not live yet."""
         taken = len(self._columns) + len(self._retired) + len(self._sweeping)
         held = self._free.pop() if self._free else 1 << 2 * taken
-        column = self._columns[held] = Column(node_id, held)
+        column = self._columns[held] = Column(self, node_id, held)
         return column
 
     def go_live(self, column: Column) -> None:
@@ -106,38 +109,42 @@ class BlockHolders:
 
     # --- changes ----------------------------------------------------------------------------
 
-    def store(
-        self, column: Column, keys: Sequence[bytes], *, on_disk: bool, refresh: bool = False
-    ) -> None:
-        """`column` holds `keys`, in memory or on SSD only. `refresh`: they are the youngest now."""
+    def store(self, column: Column, keys: Sequence[bytes], on_disk: bool) -> None:
+        """`column` holds `keys`, in memory or on SSD only."""
         masks = self.masks
         bits = column.both if on_disk else column.held
-        if masks.keys().isdisjoint(keys):
-            before = len(masks)
-            masks.update(dict.fromkeys(keys, bits))
-            added = len(masks) - before
-            column.num_blocks += added
-            column.num_on_disk += added if on_disk else 0
-            return
-        others = ~column.both
-        last, new, added, more_on_disk = -1, 0, 0, 0
-        was_held = False
-        disk_change = 0
-        for key in keys:
-            mask = masks.get(key, 0)
-            if mask != last:  # neighbours mostly share a mask: compute, and keep, one for all
+        num_before = len(masks)
+        found = list(map(masks.setdefault, keys, repeat(bits)))  # one probe a key, without a loop
+        num_fresh = len(masks) - num_before
+        column.num_blocks += num_fresh
+        column.num_on_disk += num_fresh if on_disk else 0
+        if num_fresh != len(found):
+            self._join(column, bits, keys, found)
+
+    def _join(self, column: Column, bits: int, keys: Sequence[bytes], found: Sequence[int]) -> None:
+        """`keys` had the masks `found`: those that were known get `bits` as well."""
+        others, on_disk = ~column.both, bits != column.held
+        last, new = bits, bits
+        was_held, disk_change = True, 0
+        for key, mask in zip(keys, found, strict=True):
+            if mask != last:  # neighbours mostly share a mask: computed, and kept, once for all
                 last, new = mask, self._shared(mask & others | bits)
                 was_held = bool(mask & column.held)
                 disk_change = on_disk - bool(mask & column.disk)
-            if refresh and mask:
-                del masks[key]
-            masks[key] = new
-            added += not was_held
-            more_on_disk += disk_change
-        column.num_blocks += added
-        column.num_on_disk += more_on_disk
+            if new != mask:
+                self.masks[key] = new
+                column.num_blocks += not was_held
+                column.num_on_disk += disk_change
 
-    def move(self, column: Column, keys: Iterable[bytes], *, on_disk: bool) -> None:
+    def refresh(self, keys: Sequence[bytes]) -> None:
+        """Those of `keys` that are known are the youngest now."""
+        masks = self.masks
+        for key in keys:
+            mask = masks.pop(key, 0)
+            if mask:
+                masks[key] = mask
+
+    def move(self, column: Column, keys: Iterable[bytes], on_disk: bool) -> None:
         """Those of `keys` that `column` holds are in that tier now."""
         for key in keys:
             mask = self.masks.get(key, 0)
@@ -150,16 +157,17 @@ class BlockHolders:
         others, held = ~column.both, column.held
         masks = self.masks
         for key in keys:
-            mask = masks.get(key, 0)
-            if mask & held:
+            mask = masks.pop(key, 0)
+            if mask == held:  # nobody else's, in memory: most
+                column.num_blocks -= 1
+            elif mask & held:
                 column.num_blocks -= 1
                 if mask & column.disk:
                     column.num_on_disk -= 1
-                rest = mask & others
-                if rest:
-                    masks[key] = self._shared(rest)
-                else:
-                    del masks[key]
+                if mask & others:
+                    masks[key] = self._shared(mask & others)
+            elif mask:
+                masks[key] = mask
 
     def drop_oldest(self, num_keys: int) -> int:
         """Forget the entries believed first, of all nodes; how many."""

@@ -20,7 +20,6 @@ from workers.core.messages import (
     BlocksRemoved,
     BlocksStored,
     EventBatch,
-    KvEvent,
     Snapshot,
 )
 from workers.core.stats_messages import TierName
@@ -76,7 +75,11 @@ class PrefixIndex:
     def __init__(self, max_blocks: int = MAX_BLOCKS) -> None:
         self.max_blocks = max_blocks
         self.num_dropped = 0  # blocks forgotten because of the bound
-        self._nodes: dict[NodeId, _Node] = {}
+        self._stride = max(1, max_blocks // 64)  # the bound is kept in strides
+        self._crowded = max_blocks // 2
+        self._stored_since = 0
+        self._unswept: set[bytes] = set()  # namespaces
+        self._nodes: dict[str, _Node] = {}
         self._zeros: dict[NodeId, int] = {}  # 0 for each node: copied for each answer
         self._spaces: dict[bytes, BlockHolders] = {}
         self._sample_keys: dict[bytes, list[bytes]] = {}
@@ -85,12 +88,14 @@ class PrefixIndex:
 
     def apply(self, message: EventBatch | Snapshot) -> Applied:
         """Take in what a node sent, in the order it came."""
-        match message:
-            case EventBatch():
-                applied = self._apply_batch(message)
-            case Snapshot():
-                applied = self._apply_snapshot(message)
-        self._tidy()
+        if isinstance(message, EventBatch):
+            applied = self._apply_batch(message)
+        else:
+            applied = self._apply_snapshot(message)
+        if self._unswept:
+            self._sweep()
+        if self._stored_since >= self._stride:
+            self._keep_bound()
         return applied
 
     def drop_node(self, node_id: NodeId) -> None:
@@ -107,7 +112,7 @@ class PrefixIndex:
             node = self._nodes.get(claim.node_id)
             column = node.columns.get(claim.namespace) if node is not None else None
             if node is not None and column is not None:
-                self._spaces[claim.namespace].remove(column, [claim.block_hash])
+                column.space.remove(column, [claim.block_hash])
                 self._close_if_empty(node.columns, claim.namespace)
 
     def mistrust(self, node_id: NodeId) -> None:
@@ -160,7 +165,7 @@ class PrefixIndex:
         column = node.columns.get(namespace) if node is not None else None
         if column is None:
             return None
-        on_disk = self._spaces[namespace].on_disk(column, block_hash)
+        on_disk = column.space.on_disk(column, block_hash)
         return None if on_disk is None else _tier(on_disk)
 
     def sample(self, node_id: NodeId, count: int, picks: Iterable[int]) -> list[Claim]:
@@ -177,7 +182,8 @@ class PrefixIndex:
         for _, pick in zip(range(count * TRIES_A_SAMPLE), picks, strict=False):
             namespace = _weighted(weights, pick % total)
             key = self._random_key(namespace, pick // total)
-            on_disk = self._spaces[namespace].on_disk(node.columns[namespace], key)
+            column = node.columns[namespace]
+            on_disk = column.space.on_disk(column, key)
             if on_disk is not None:
                 claims[key] = Claim(node_id, namespace, key, _tier(on_disk))
             if len(claims) == count:
@@ -185,7 +191,7 @@ class PrefixIndex:
         return list(claims.values())
 
     def nodes(self) -> list[NodeId]:
-        return list(self._nodes)
+        return list(self._zeros)
 
     def num_blocks(self, node_id: NodeId | None = None) -> int:
         """Blocks held by one node, or entries over all of them."""
@@ -204,7 +210,9 @@ class PrefixIndex:
     # --- inside -----------------------------------------------------------------------------
 
     def _apply_batch(self, batch: EventBatch) -> Applied:
-        node = self._current(NodeId(batch.node_id), batch.incarnation)
+        node = self._nodes.get(batch.node_id)
+        if node is None or node.incarnation != batch.incarnation:
+            node = self._current(NodeId(batch.node_id), batch.incarnation)
         if node is None:
             return Applied.STALE
         first = batch.sequence - len(batch.events) + 1
@@ -213,8 +221,15 @@ class PrefixIndex:
             return Applied.RESYNC
         if batch.sequence <= node.sequence:
             return Applied.STALE
-        for event in batch.events[node.sequence + 1 - first :]:
-            self._apply_event(node, node.columns, event)
+        events = (
+            batch.events if first > node.sequence else batch.events[node.sequence + 1 - first :]
+        )
+        columns = node.columns
+        for event in events:
+            if isinstance(event, BlocksStored):  # by far the most frequent
+                self._store(node, columns, event)
+            else:
+                self._apply_other(columns, event)
         node.sequence = batch.sequence
         return Applied.APPLIED
 
@@ -229,49 +244,48 @@ class PrefixIndex:
             node.synced = False
             return Applied.RESYNC
         for run in part.runs:
-            self._apply_event(node, node.staged, run)
+            self._store(node, node.staged, run)
         if part.last:
             self._close(node.columns)
             node.columns, node.staged = node.staged, None
-            for namespace, column in node.columns.items():
-                self._spaces[namespace].go_live(column)
+            for column in node.columns.values():
+                column.space.go_live(column)
             node.sequence, node.synced = part.sequence, True
         return Applied.APPLIED
 
-    def _apply_event(self, node: _Node, columns: dict[bytes, Column], event: KvEvent) -> None:
-        match event:
-            case BlocksStored():
-                self._store(node, columns, event)
-            case BlocksMoved():
-                column = columns.get(event.namespace)
-                if column is not None:
-                    on_disk = event.tier == "ssd"
-                    self._spaces[event.namespace].move(column, event.block_hashes, on_disk=on_disk)
-            case BlocksRemoved():
-                column = columns.get(event.namespace)
-                if column is not None:
-                    self._spaces[event.namespace].remove(column, event.block_hashes)
-                    self._close_if_empty(columns, event.namespace)
-            case AllBlocksCleared():
-                column = columns.pop(event.namespace, None)
-                if column is not None:
-                    self._close({event.namespace: column})
-
     def _store(self, node: _Node, columns: dict[bytes, Column], event: BlocksStored) -> None:
-        space = self._spaces.get(event.namespace)
-        if space is None:
-            space = self._spaces[event.namespace] = BlockHolders()
         column = columns.get(event.namespace)
         if column is None:
-            column = columns[event.namespace] = space.open(node.node_id)
-            if columns is node.columns:
-                space.go_live(column)
-        space.store(
-            column,
-            event.block_hashes,
-            on_disk=event.tier == "ssd",
-            refresh=len(space.masks) > self.max_blocks // 2,  # what is told of again is young
-        )
+            column = self._open(node, columns, event.namespace)
+        space, keys = column.space, event.block_hashes
+        if len(space.masks) > self._crowded:
+            space.refresh(keys)  # what is told of again is young
+        space.store(column, keys, event.tier == "ssd")
+        self._stored_since += len(keys)
+
+    def _open(self, node: _Node, columns: dict[bytes, Column], namespace: bytes) -> Column:
+        space = self._spaces.get(namespace)
+        if space is None:
+            space = self._spaces[namespace] = BlockHolders()
+        column = columns[namespace] = space.open(node.node_id)
+        if columns is node.columns:
+            space.go_live(column)
+        return column
+
+    def _apply_other(
+        self, columns: dict[bytes, Column], event: BlocksMoved | BlocksRemoved | AllBlocksCleared
+    ) -> None:
+        column = columns.get(event.namespace)
+        if column is None:
+            return
+        match event:
+            case BlocksMoved():
+                column.space.move(column, event.block_hashes, event.tier == "ssd")
+            case BlocksRemoved():
+                column.space.remove(column, event.block_hashes)
+                self._close_if_empty(columns, event.namespace)
+            case AllBlocksCleared():
+                self._close({event.namespace: columns.pop(event.namespace)})
 
     def _current(self, node_id: NodeId, incarnation: int) -> _Node | None:
         """The node in this incarnation, fresh and empty if it is new; None for an older one."""
@@ -288,20 +302,26 @@ class PrefixIndex:
 
     def _close(self, columns: dict[bytes, Column]) -> None:
         for namespace, column in columns.items():
-            self._spaces[namespace].close(column)
+            column.space.close(column)
+            self._unswept.add(namespace)
 
-    def _tidy(self) -> None:
-        """Sweep a little, keep the bound, forget namespaces of which nothing is left."""
-        for namespace, space in list(self._spaces.items()):
+    def _sweep(self) -> None:
+        """Take a little of what closed columns left out of the masks; forget empty namespaces."""
+        for namespace in list(self._unswept):
+            space = self._spaces[namespace]
             space.sweep(SWEPT_A_MESSAGE)
             if space.is_empty:
                 del self._spaces[namespace]
                 self._sample_keys.pop(namespace, None)
-        excess = self.num_distinct - self.max_blocks
+            if space.is_empty or space.is_swept:
+                self._unswept.discard(namespace)
+
+    def _keep_bound(self) -> None:
+        self._stored_since = 0
+        excess = self.num_distinct - (self.max_blocks - self._stride)
         if excess > 0:
             largest = max(self._spaces.values(), key=lambda space: len(space.masks))
-            room = self.max_blocks // 64  # dropped in strides: each one skips what is gone before
-            self.num_dropped += largest.drop_oldest(excess + room)
+            self.num_dropped += largest.drop_oldest(excess)
 
     def _by_node(
         self,
