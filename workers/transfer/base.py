@@ -130,7 +130,7 @@ class Transport(ABC):
     def connect(self, peer: PeerAddress, incarnation: int) -> Endpoint:
         """Start to connect; never waits, never raises for a peer's sake: `poll` says `down`."""
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  most hold nothing
         """Give back what the transport itself holds. Its endpoints are closed before."""
 
 
