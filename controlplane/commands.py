@@ -1,35 +1,30 @@
-"""Verbs of the package `controlplane`: `get`, `describe`, `policy`, `audit`, `node`, `worker`, `key`."""
+"""Verbs of the package `controlplane`: `get`, `describe`, `policy`, `audit`, `node`, `worker`, `key`;
+`cache` and `jobs` are in `controlplane.cache.commands`."""
 
 from __future__ import annotations
 
-import getpass
 import json
-from collections.abc import Callable
 from importlib.util import find_spec
 from math import isfinite
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from workers.core.errors import ConfigError, PeriluneError
+from controlplane.cache.commands import register as register_cache
+from controlplane.cli_calls import JsonOption, LimitOption, ReasonOption, UrlOption
+from controlplane.cli_calls import call_control_plane as _call
+from controlplane.cli_calls import show as _show
+from workers.core.errors import ConfigError
 from workers.verbs import register_verbs
 
 if TYPE_CHECKING:
     from pydantic import BaseModel
 
     from controlplane.client import Client
-    from controlplane.client_http import ClientError
     from controlplane.policies.schemas import PolicyRevision
 
-UrlOption = Annotated[
-    str | None, typer.Option("--url", help="Control plane; by default $PERILUNE_URL or loopback.")
-]
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-ReasonOption = Annotated[str, typer.Option("--reason", help="Why, for the audit trail.")]
-LimitOption = Annotated[int, typer.Option("--limit", min=1, max=500, help="How many at most.")]
 PolicyArgument = Annotated[str, typer.Argument(metavar="KIND/SCOPE", help="e.g. slo/default")]
 KINDS = ("slo", "scheduling", "cache")
-T = TypeVar("T")
 
 get_app = typer.Typer(
     help="List nodes, workers, requests, rejections, transfers.", no_args_is_help=True
@@ -53,42 +48,9 @@ def register(app: typer.Typer) -> None:
     ):
         app.add_typer(verbs, name=name)
     app.command("audit")(audit)
+    register_cache(app)
     if find_spec("controlplane.bench") and find_spec("controlplane.bench.commands"):
         register_verbs(app, "controlplane.bench.commands", verb="bench", extra="controlplane")
-
-
-class RefusedValueError(ConfigError):
-    """The control plane named a value of the command line that cannot work: exit code 2."""
-
-    def __init__(self, error: ClientError) -> None:
-        PeriluneError.__init__(self, str(error))
-        self.field, self.value = error.field or "", error.value
-        self.problem, self.way_out = str(error), error.way_out or ""
-
-
-def _call(url: str | None, use: Callable[[Client], T]) -> T:
-    from controlplane.client import Client, ClientError  # noqa: PLC0415 - only when a verb runs
-
-    try:
-        actor = getpass.getuser()
-    except (KeyError, OSError):
-        actor = "operator"
-    with Client(url, actor=actor) as client:
-        try:
-            return use(client)
-        except ClientError as error:
-            if error.status == 422:
-                raise RefusedValueError(error) from error
-            raise
-
-
-def _show(value: BaseModel | list[Any], text: Callable[[], str], *, as_json: bool) -> None:
-    if not as_json:
-        print(text())
-    elif isinstance(value, list):
-        print(json.dumps({"items": [item.model_dump(mode="json") for item in value]}))
-    else:
-        print(value.model_dump_json())
 
 
 @get_app.command("nodes")

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query
 
 from controlplane.cache import reading
 from controlplane.cache.agents import NodeError, open_agent, targets
+from controlplane.cache.names import target_name
 from controlplane.cache.purges import NOT_UNDOABLE
 from controlplane.cache.schemas import (
     CacheChainList,
@@ -22,12 +23,7 @@ from controlplane.cache.schemas import (
     CacheStat,
     CacheUnpin,
 )
-from controlplane.cache.selection import (
-    selection_of,
-    spec_of,
-    target_name,
-    whole_namespace,
-)
+from controlplane.cache.selection import selection_of, spec_of, whole_namespace
 from controlplane.cache.stat import cache_stat
 from controlplane.deps import Actor, OperatorDep, PlaneDep
 from controlplane.errors import InvalidError
@@ -107,7 +103,7 @@ async def unpin(plane: PlaneDep, operator: OperatorDep, body: CacheUnpin) -> Cac
 async def purge(plane: PlaneDep, operator: OperatorDep, body: CachePurge) -> CacheJob:
     """Withdraw blocks from the index. Running requests keep what they read until they let go."""
     spec = spec_of(plane.nodes, body)
-    await _check_confirmed(plane, spec, body.confirm)
+    await _check_confirmed(plane, spec, body)
     return await _queue(plane, operator, "purge", spec, body.reason)
 
 
@@ -159,9 +155,11 @@ def _position(cursor: str | None) -> tuple[str, int] | None:
     return node, int(position)
 
 
-async def _check_confirmed(plane: Plane, spec: dict[str, Any], confirm: str) -> None:
-    name = target_name(spec)
-    if confirm == name or (not confirm and await _is_one_chain(plane, spec)):
+async def _check_confirmed(plane: Plane, spec: dict[str, Any], body: CachePurge) -> None:
+    name, confirm = target_name(spec), body.confirm
+    if confirm in (name, target_name(body.model_dump())):  # a namespace's digits as they came
+        return
+    if not confirm and await _is_one_chain(plane, spec):
         return
     given = f"confirm = {confirm!r}" if confirm else "confirm is missing"
     raise InvalidError(

@@ -6,8 +6,8 @@ import asyncio
 from datetime import timedelta
 
 from controlplane.cache.agents import NodeAgent, NodeError, Target, hottest_chains, open_agent
+from controlplane.cache.names import tenant_name
 from controlplane.cache.schemas import CacheChain, CacheChainList, CachePinList, CachePinned
-from controlplane.cache.selection import tenant_name
 from controlplane.clock import Clock
 from controlplane.nodes.service import LiveNode, NodeRegistry
 from workers.core.cache_messages import (

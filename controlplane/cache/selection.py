@@ -1,19 +1,17 @@
-"""What an operator selected, in the agents' terms, and what people call it."""
+"""What an operator selected, in the agents' terms."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from controlplane.cache.names import SHORT_DIGITS, tenant_of
 from controlplane.cache.schemas import CacheReplicate, Selected
 from controlplane.errors import InvalidError, NotFoundError
 from controlplane.nodes.service import NodeRegistry
 from workers.core.cache_messages import Selection
 
 DIGEST_DIGITS = 64
-SHORT_DIGITS = 12
-DEFAULT_TENANT = "default"
-"""How people call those without a cache salt; the pool calls them ''."""
 
 
 def selection_of(spec: Mapping[str, Any]) -> Selection:
@@ -23,14 +21,6 @@ def selection_of(spec: Mapping[str, Any]) -> Selection:
         tenant_of(spec.get("tenant")),
         bytes.fromhex(spec.get("key") or ""),
     )
-
-
-def tenant_of(name: str | None) -> str | None:
-    return "" if name == DEFAULT_TENANT else name
-
-
-def tenant_name(tenant: str) -> str:
-    return tenant or DEFAULT_TENANT
 
 
 def spec_of(nodes: NodeRegistry, body: Selected | CacheReplicate) -> dict[str, object]:
@@ -69,13 +59,3 @@ def whole_namespace(nodes: NodeRegistry, text: str) -> str:
             way_out=f"Give more digits: {shown}.",
         )
     return found[0]
-
-
-def target_name(spec: Mapping[str, Any]) -> str:
-    """What a job acts on, as people type it to agree: node/namespace/tenant/key, what is given."""
-    parts = [spec.get("node"), (spec.get("namespace") or "")[:SHORT_DIGITS]]
-    parts += [spec.get("tenant"), spec.get("key")]
-    named = "/".join(str(part) for part in parts if part)
-    if spec.get("source"):
-        named = f"{spec['source']}>{spec['destination']}/{named}"
-    return named[:300]

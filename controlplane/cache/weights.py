@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from controlplane.cache.selection import SHORT_DIGITS
+from controlplane.cache.names import SHORT_DIGITS
 from controlplane.jobs.service import NewJob
 from controlplane.plane import Plane
 from controlplane.policies.service import DEFAULT_SCOPE
