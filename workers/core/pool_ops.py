@@ -287,7 +287,7 @@ def _bounded(limit: int) -> int:
 def _chain_info(pool: PoolState, tip: Block, now: float) -> ChainInfo:
     path = path_to(tip)
     keys = [block.key for block in path]
-    use = pool.policy.use_of(tip.key)
+    use = pool.policy.use_of(tip.key) or pool.disk.evictor.use_of(tip.key)
     names = sorted(o.id for o in tip.pins if o.id.startswith(OPERATOR_PREFIX))
     return ChainInfo(
         namespace=tip.namespace,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 
+from controlplane.jobs.service import Outcome
+
 EXEMPT = {
     ("post", "/api/v1/nodes/{node_id}/heartbeat"): "agents report each second",
     ("post", "/api/v1/gateways/{gateway_id}/report"): "gateways report each second",
@@ -14,6 +16,7 @@ async def _writes(api, bodies):
     """One real write a route: (method, template) -> response, in an order that works."""
     await api.heartbeat("n1", workers=[bodies["worker"]("p1")])
     await api.heartbeat("gone")
+    await api.heartbeat("gone2")
     api.clock.advance(4)
     api.plane.sweep()
     await api.heartbeat("n1", workers=[bodies["worker"]("p1")])
@@ -45,8 +48,26 @@ async def _writes(api, bodies):
         {"revision": 1},
         {},
     )
+    for verb, body in (
+        ("pin", {"tenant": "acme"}),
+        ("unpin", {"name": "p"}),
+        ("purge", {"node": "n1", "confirm": "n1"}),
+        ("prefetch", {"key": "0" * 32}),
+        ("replicate", {"source": "n1", "destination": "gone2", "tenant": "acme"}),
+    ):
+        yield "post", f"/api/v1/cache/{verb}", f"/api/v1/cache/{verb}", body, {}
+    yield "delete", "/api/v1/jobs/{job_id}", "/api/v1/jobs/1", None, {}
+    await _end_job(api, 2)
+    yield "post", "/api/v1/jobs/{job_id}/undo", "/api/v1/jobs/2/undo", {}, {}
     yield "post", "/api/v1/keys", "/api/v1/keys", {"tenant": "acme"}, {}
     yield "delete", "/api/v1/keys/{key_id}", "/api/v1/keys/1", None, {}
+
+
+async def _end_job(api, job_id):
+    """As if it had run, and could be taken back."""
+    undo = {"kind": "pin", "spec": {"restore": []}, "how": "pin p again"}
+    job = api.plane.jobs.live[job_id]
+    await api.plane.jobs.finish(api.plane.db, job, "done", Outcome({"blocks": 1}, undo))
 
 
 async def test_every_write_route_is_audited(both, bodies):
