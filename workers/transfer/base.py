@@ -125,6 +125,8 @@ class Transport(ABC):
     """A way of moving bytes. Made once for a node, with its memory."""
 
     name: str
+    pushes = True
+    """Can it write into slots that a peer reserved?"""
 
     @abstractmethod
     def connect(self, peer: PeerAddress, incarnation: int) -> Endpoint:

@@ -404,7 +404,7 @@ class TransferEngine:
         peer = self._peers.get(request.peer)
         if peer is None:
             raise ValueError(f"peer = {request.peer!r}: no address of it is known")
-        offered = self._offered(peer.addresses)
+        offered = self._offered(peer.addresses, request.direction)
         forced = self._overrides.get(request.peer)
         if forced in offered:
             return forced
@@ -417,8 +417,13 @@ class TransferEngine:
             )
         return chosen
 
-    def _offered(self, addresses: Mapping[str, str]) -> list[str]:
-        return [name for name in self.transports if name in addresses]
+    def _offered(self, addresses: Mapping[str, str], direction: Direction) -> list[str]:
+        pulls = direction is Direction.PULL
+        return [
+            name
+            for name, transport in self.transports.items()
+            if name in addresses and (pulls or transport.pushes)
+        ]
 
     def _link_stats(self, link_id: LinkId) -> LinkStats:
         link = self._state.links[link_id]
