@@ -18,6 +18,7 @@ def register(app: typer.Typer) -> None:
     app.command()(acceptance)
     group = _bench_group(app)
     group.command("index")(bench_index)
+    group.command("pool")(bench_pool)
 
 
 def _bench_group(app: typer.Typer) -> typer.Typer:
@@ -85,6 +86,20 @@ def bench_index(
         typer.echo("ai-dynamo-runtime is not installed in .venv-peers: make peers", err=True)
         raise typer.Exit(EXIT_NO_PEER) from None
     _show(result, as_json=as_json)
+
+
+def bench_pool(
+    as_json: JsonOption = False,
+    rounds: Annotated[int, typer.Option(min=1, max=10_000, help="More is steadier.")] = 20,
+    ssd_dir: Annotated[
+        Path | None, typer.Option(help="Folder on the disk to measure; this one by default.")
+    ] = None,
+) -> None:
+    """KV pool: reads from shared memory beside memcpy, latencies through an agent, the SSD tier
+    beside raw file I/O, lookups. Shares are of the same run: 1 is as fast."""
+    from workers.bench.pool import run_pool_bench  # noqa: PLC0415 - heavy
+
+    _show(run_pool_bench(rounds, ssd_dir), as_json=as_json)
 
 
 def _show(result: dict[str, Any], *, as_json: bool) -> None:
