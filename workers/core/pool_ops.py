@@ -116,7 +116,7 @@ def pin(pool: PoolState, body: PinChains, now: float) -> Slice:
         raise PinRefusedError("too_many_pins", f"{MAX_PINS} pins are there. Unpin some first.")
     deadline = inf if body.seconds is None else now + body.seconds
     runs, seen, more = _runs_to_pin(pool, body, owner_id)
-    _check_share(pool, sum(map(len, runs)), min(body.max_share, MAX_PIN_SHARE))
+    _check_share(pool, runs, min(body.max_share, MAX_PIN_SHARE))
     num_pinned = 0
     for run in runs:
         keys = [block.key for block in run]
@@ -167,20 +167,20 @@ def _untaken(tip: Block, taken: set[Block]) -> list[Block]:
     return run[::-1]
 
 
-def _check_share(pool: PoolState, num_new: int, max_share: float) -> None:
+def _check_share(pool: PoolState, runs: list[list[Block]], max_share: float) -> None:
     """Would operators hold too much? Blocks that another pin holds already count once."""
     room = int(max_share * pool.slots.num_slots)
     owners = operators(pool)
-    held = sum(len(owner.pins) for owner in owners)
-    if held + num_new <= room:
+    if sum(len(owner.pins) for owner in owners) + sum(map(len, runs)) <= room:
         return
-    held = num_pinned_by_operators(owners)
-    if held + num_new > room:
+    held: set[Block] = set().union(*(owner.pins for owner in owners))
+    num_new = len(set().union(*runs) - held)
+    if len(held) + num_new > room:
         raise PinRefusedError(
             "pin_share",
             f"max_share = {max_share:g}: operators may pin {room} of {pool.slots.num_slots} "
-            f"blocks; {held} are pinned and {num_new} would be added. Unpin something, select "
-            "less, or allow a larger share.",
+            f"blocks; {len(held)} are pinned and {num_new} would be added. Unpin something, "
+            "select less, or allow a larger share.",
         )
 
 
