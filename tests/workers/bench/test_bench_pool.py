@@ -20,7 +20,7 @@ def test_figures(tmp_path: Path) -> None:
     done = CliRunner().invoke(
         app, ["bench", "pool", "--json", "--rounds", "1", "--ssd-dir", str(tmp_path)]
     )
-    assert done.exit_code == 0, done.output
+    assert done.exit_code == 0, (done.output, done.exception)
     figures = json.loads(done.stdout)
     sizes = {str(size) for size in BLOCK_SIZES}
     for name in (
