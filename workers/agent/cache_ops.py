@@ -51,8 +51,10 @@ class PoolOwner(Protocol):
     """What of the node is needed here. `pool` is None until a worker brought a namespace."""
 
     clock: Clock
-    pool: PoolState | None
     slab_path: str
+
+    @property
+    def pool(self) -> PoolState | None: ...
 
 
 class CacheOps:

@@ -13,7 +13,8 @@ from typing import Any, Final
 import httpx2
 import msgspec
 
-from workers.agent.node import CachePolicy, Node
+from workers.agent.cache_policy import CachePolicy
+from workers.agent.node import Node
 from workers.core.messages import LegReport, WorkerCommand
 
 TIMEOUT_SECONDS: Final = 2.0
@@ -41,6 +42,7 @@ class Heartbeat:
             f"{settings.control_plane.rstrip('/')}/api/v1/nodes/{settings.node_id}/heartbeat"
         )
         self._failures = 0
+        self._told = ""
 
     async def run(self) -> None:
         async with httpx2.AsyncClient(timeout=TIMEOUT_SECONDS, trust_env=False) as client:
@@ -70,7 +72,10 @@ class Heartbeat:
         self._failures = 0
         _drop_sent(node, reports, acknowledged)
         node.take_commands(reply.commands)
-        node.apply_cache_policy(reply.cache_policy)
+        node.apply_cache_policy(reply.cache_policy, reply.cache_policy_revision)
+        if node.host.policy_error and node.host.policy_error != self._told:
+            _log.error("cache_policy_left_out %s", node.host.policy_error)
+        self._told = node.host.policy_error
 
     def _note_failure(self, error: str) -> None:
         self._failures += 1

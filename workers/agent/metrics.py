@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from workers.agent.pool_host import PoolHost
+from workers.agent.tier_stats import eviction_stats, group_stats, tier_stats
 from workers.core.messages import LegReport
 from workers.core.pool_counters import PoolCounters
-from workers.core.pool_state import PoolLimits, PoolState
 from workers.core.pool_views import num_pending
-from workers.core.stats_messages import NamespaceInfo, PoolStats, WorkerStatus
+from workers.core.stats_messages import EvictionStats, NamespaceInfo, PoolStats, WorkerStatus
 
 
 @dataclass(slots=True)
@@ -37,13 +38,13 @@ class AgentFacts:
 
 def pool_stats(
     facts: AgentFacts,
-    pool: PoolState | None,
-    limits: PoolLimits,
+    host: PoolHost,
     legs: LegCounters,
     namespaces: list[NamespaceInfo],
     workers: list[WorkerStatus],
 ) -> PoolStats:
     """All numbers as of now. Without a pool (no worker came yet) capacity is 0."""
+    pool, limits = host.pool, host.limits
     counters = PoolCounters() if pool is None else pool.counters
     return PoolStats(
         node_id=facts.node_id,
@@ -78,6 +79,9 @@ def pool_stats(
         shm_seconds_by_pair=dict(counters.shm_seconds_by_pair),
         evicted_wanted_again_total=counters.evicted_wanted_again_total,
         num_owners=0 if pool is None else len(pool.owners),
+        tiers=tier_stats(pool, host.storage.tier_facts()),
+        groups=[] if pool is None else group_stats(pool),
+        eviction=EvictionStats() if pool is None else eviction_stats(pool, host.policy_revision),
         namespaces=namespaces,
         workers=workers,
     )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
-import msgspec
-
 from workers.agent.cache_ops import CacheOps
+from workers.agent.cache_policy import CachePolicy
 from workers.agent.events import EventLog, Subscriber
 from workers.agent.handshake import (
     MAX_NAMESPACES,
@@ -17,6 +17,7 @@ from workers.agent.handshake import (
     check_hello,
 )
 from workers.agent.metrics import AgentFacts, LegCounters, pool_stats
+from workers.agent.pool_host import PoolHost, Storage
 from workers.agent.pool_requests import PoolRequests
 from workers.agent.session import Session
 from workers.agent.settings import AgentSettings
@@ -39,24 +40,18 @@ from workers.core.messages import (
     WorkerCommand,
 )
 from workers.core.owners import TooManyOwnersError
-from workers.core.policies.registry import make_policy
-from workers.core.pool_state import PoolLimits, PoolState
+from workers.core.pool_state import PoolState
 from workers.core.pool_views import stored_runs
 from workers.core.stats_messages import NamespaceInfo, NamespaceSpec, PoolStats, WorkerStatus
+from workers.core.tiers import Outcome
+from workers.pool.tier import TierOpened
 
 MAX_WORKERS: Final = 1024
 MAX_LEG_REPORTS: Final = 2000
 MAX_COMMANDS: Final = 100
 MAX_COMMANDS_SEEN: Final = 1000
-_GENERATION_SHIFT: Final = 16
-_GENERATION_MASK: Final = (1 << 62) - 1
 
-
-class CachePolicy(msgspec.Struct, frozen=True):
-    """What of the control plane's cache policy acts here; other fields are others' business."""
-
-    lease_seconds: float | None = None
-    write_queue_blocks: int | None = None
+_log = logging.getLogger(__name__)
 
 
 class Node:
@@ -68,17 +63,16 @@ class Node:
         slab_path: str,
         clock: Clock,
         rss_bytes: Callable[[], int] = lambda: 0,
+        storage: Storage | None = None,
     ) -> None:
         self.settings = settings
         self.slab_path = slab_path
-        self.slab_bytes = settings.slab_bytes
         self.clock = clock
         self._rss_bytes = rss_bytes
         self.started = clock.monotonic()
         self.incarnation = int(clock.wall() * 1000)
-        self.limits = PoolLimits(settings.lease_seconds, settings.write_queue_blocks)
+        self.host = PoolHost(settings, clock, self.incarnation, storage)
         self.log = EventLog(settings.node_id, self.incarnation)
-        self.pool: PoolState | None = None
         self.sessions: dict[int, Session] = {}
         self.legs = LegCounters()
         self.leg_reports: deque[LegReport] = deque(maxlen=MAX_LEG_REPORTS)
@@ -99,6 +93,11 @@ class Node:
             Hello: lambda _session, _body: Refused("hello_twice", "Say Hello once a connection."),
         }
 
+    @property
+    def pool(self) -> PoolState | None:
+        """None until a worker brought a namespace, or a former agent's pool was adopted."""
+        return self.host.pool
+
     # --- connections ------------------------------------------------------------------------
 
     def welcome(
@@ -116,11 +115,11 @@ class Node:
             node_id=self.settings.node_id,
             incarnation=self.incarnation,
             slab_path=self.slab_path,
-            slab_bytes=self.slab_bytes,
+            slab_bytes=self.host.slab_bytes,
             slot_bytes=0 if self.pool is None else slot_bytes_of(self.pool.block_bytes),
             header_bytes=SLOT_HEADER_BYTES,
             num_slots=0 if self.pool is None else self.pool.slots.num_slots,
-            lease_seconds=self.limits.lease_seconds,
+            lease_seconds=self.host.limits.lease_seconds,
             namespace=session.namespace,
         )
 
@@ -140,40 +139,65 @@ class Node:
         finally:
             self._publish()
 
+    def adopt_left(self) -> None:
+        """Go on with what a former agent left in the slab. Once, before anybody connects."""
+        self.host.adopt_left()
+        if self.pool is not None:
+            _log.info(
+                "slab_adopted blocks=%d lost=%d quarantined_slots=%d",
+                self.host.num_adopted, self.host.num_lost, len(self.pool.quarantined),
+            )  # fmt: skip
+        self._publish()
+
     # --- from the loops ---------------------------------------------------------------------
 
     def expire(self) -> int:
         """End what outlived its lease; how many owners."""
-        if self.pool is None:
-            return 0
-        num_expired = self.pool.expire(self.clock.monotonic())
+        num_expired = self.host.tick()
         self._publish()
         return num_expired
+
+    def disk_opened(self, opened: TierOpened) -> None:
+        """The SSD tier is ready. This and the next: called on the agent's own thread."""
+        num_adopted = self.host.disk_opened(opened)
+        _log.info(
+            "ssd_ready slots=%d of=%d adopted_blocks=%d",
+            opened.num_slots,
+            opened.max_slots,
+            num_adopted,
+        )
+        self._publish()
+
+    def disk_grown(self, num_slots: int) -> None:
+        self.host.disk_grown(num_slots)
+        self._publish()
+
+    def disk_full(self, full: bool) -> None:
+        self.host.disk_full(full)
+        self._publish()
+
+    def disk_done(self, outcome: Outcome) -> None:
+        self.host.disk_done(outcome)
+        self._publish()
 
     def stats(self) -> PoolStats:
         facts = AgentFacts(
             self.settings.node_id,
             self.incarnation,
             self.clock.monotonic() - self.started,
-            self.slab_bytes,
+            self.host.slab_bytes,
             self._rss_bytes(),
         )
-        return pool_stats(
-            facts, self.pool, self.limits, self.legs, self._namespace_infos(), self.workers
-        )
+        return pool_stats(facts, self.host, self.legs, self._namespace_infos(), self.workers)
 
-    def apply_cache_policy(self, policy: CachePolicy) -> None:
-        """Absurd values are left out: the control plane validates, an older one may not."""
-        if policy.lease_seconds is not None and policy.lease_seconds > 0:
-            self.limits.lease_seconds = policy.lease_seconds
-        if policy.write_queue_blocks is not None and policy.write_queue_blocks > 0:
-            self.limits.write_queue_blocks = policy.write_queue_blocks
+    def apply_cache_policy(self, policy: CachePolicy, revision: int = 0) -> None:
+        """Live; see `PoolHost.apply`."""
+        self.host.apply(policy, revision)
+        self._publish()
 
     def shrink_slab(self, slab_bytes: int) -> None:
         """The machine cannot back more than this: use no slot beyond it, then or later."""
-        self.slab_bytes = slab_bytes
-        if self.pool is not None:
-            self.pool.slots.shrink(slab_bytes // slot_bytes_of(self.pool.block_bytes))
+        self.host.shrink_slab(slab_bytes)
 
     def take_commands(self, commands: list[WorkerCommand]) -> None:
         """Keep new commands for the supervisor; each once, however often it is repeated."""
@@ -220,9 +244,9 @@ class Node:
         refused = check_block_tokens(spec, self.settings.block_tokens)
         if refused is not None:
             return refused
-        known_bytes = 0 if self.pool is None else self.pool.block_bytes
+        known_bytes = self.pool.block_bytes if self.pool is not None and self.namespaces else 0
         slot_bytes = slot_bytes_of(spec.block_bytes)
-        refused = check_geometry(spec.block_bytes, known_bytes, self.slab_bytes, slot_bytes)
+        refused = check_geometry(spec.block_bytes, known_bytes, self.host.slab_bytes, slot_bytes)
         if refused is not None:
             return refused
         digest = namespace_digest(spec)
@@ -234,21 +258,20 @@ class Node:
             )
         self.namespaces[digest] = spec
         session.namespace = digest
-        if self.pool is None:
-            self.pool = self._make_pool(spec.block_bytes, slot_bytes)
+        if self.pool is None or self.pool.block_bytes != spec.block_bytes:
+            self._begin_pool(spec.block_bytes)
         return None
 
-    def _make_pool(self, block_bytes: int, slot_bytes: int) -> PoolState:
-        generation = (self.incarnation << _GENERATION_SHIFT) & _GENERATION_MASK
-        return PoolState(
-            self.slab_bytes // slot_bytes,
-            make_policy("lru"),
-            self.limits,
-            block_bytes=block_bytes,
-            first_generation=generation,
-        )
+    def _begin_pool(self, block_bytes: int) -> None:
+        """A pool for blocks of this size; an adopted one of another that nobody joined gives way."""
+        if self.pool is not None:
+            self.host.give_up()
+            self._publish()
+        self.host.begin(block_bytes)
 
     def _publish(self) -> None:
+        """Changes are noted and told before any reply leaves."""
+        self.host.settle()
         events = [] if self.pool is None else self.pool.take_events()
         if events:
             self._broadcast(self.log.append(events))

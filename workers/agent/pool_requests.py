@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from blake3 import blake3
+
 from workers.agent.events import EventLog
 from workers.agent.session import Session
 from workers.core.clock import Clock
@@ -30,6 +32,7 @@ from workers.core.messages import (
 )
 from workers.core.pool_state import PoolState
 from workers.core.stats_messages import NamespaceSpec
+from workers.pool.records import MAX_TENANT_BYTES
 
 Handler = Callable[[Session, Any], ReplyBody]
 
@@ -38,10 +41,12 @@ class PoolOwner(Protocol):
     """What of the node is needed here. `pool` is None until a worker brought a namespace."""
 
     clock: Clock
-    pool: PoolState | None
     namespaces: dict[bytes, NamespaceSpec]
     log: EventLog
     incarnation: int
+
+    @property
+    def pool(self) -> PoolState | None: ...
 
 
 class PoolRequests:
@@ -107,18 +112,27 @@ class PoolRequests:
             body.parent,
             body.block_hashes,
             self._now,
+            short_tenant(body.tenant),
         )
 
     def _promote(self, session: Session, body: Promote) -> ReplyBody:
         pool = self._node.pool
         if pool is None:
             return LookupReply(0)
-        owner = OwnerId(body.owner)
-        pool.pin_prefix(session.client, owner, body.namespace, body.block_hashes, self._now)
-        return pool.lookup(body.namespace, body.block_hashes)
+        return pool.promote(
+            session.client,
+            OwnerId(body.owner),
+            body.namespace,
+            body.block_hashes,
+            body.urgency,
+            self._now,
+        )
 
     def _hint(self, session: Session, body: Hint) -> ReplyBody:
-        return Done(0)
+        pool = self._node.pool
+        if pool is None:
+            return Done(0)
+        return Done(pool.hint(body.namespace, body.block_hashes, body.session, self._now))
 
     def _holds(self, session: Session, body: Holds) -> ReplyBody:
         pool, log = self._node.pool, self._node.log
@@ -148,3 +162,9 @@ class PoolRequests:
         return Done(
             pool.report_corrupt(body.namespace, body.block_hash, body.slot, body.generation)
         )
+
+
+def short_tenant(tenant: str) -> str:
+    """A tenant's name as records on disk can hold it: a very long one becomes its digest."""
+    raw = tenant.encode()
+    return tenant if len(raw) <= MAX_TENANT_BYTES else f"blake3:{blake3(raw).hexdigest()}"

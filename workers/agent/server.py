@@ -7,16 +7,19 @@ import contextlib
 import logging
 import os
 import socket as sockets
+from collections.abc import Callable
 from typing import Final
 
 from workers.agent.connection import Connections
 from workers.agent.heartbeat import Heartbeat
 from workers.agent.node import Node
 from workers.agent.settings import AgentSettings
+from workers.agent.storage import FileStorage
 from workers.core.clock import Clock
 from workers.core.errors import ConfigError
 from workers.core.pool_integrity import check_integrity
 from workers.pool.arena import SlabFile
+from workers.pool.ssd import SsdSettings
 from workers.process import private_rss_bytes
 
 LEASE_TICK_SECONDS: Final = 0.25
@@ -29,9 +32,13 @@ async def serve(settings: AgentSettings, clock: Clock, stop: asyncio.Event) -> N
     """Serve until `stop` is set. ConfigError: a port, socket or slab that cannot be had."""
     slab = SlabFile(settings.slab_name, settings.slab_bytes)
     try:
-        node = Node(settings, str(slab.path), clock, private_rss_bytes)
-        connections = Connections(node)
         async with contextlib.AsyncExitStack() as stack:
+            storage = FileStorage(slab, _ssd_settings(settings), _call_soon())
+            stack.callback(storage.close)
+            node = Node(settings, str(slab.path), clock, private_rss_bytes, storage)
+            storage.listener = node
+            node.adopt_left()
+            connections = Connections(node)
             stack.callback(connections.close_all)
             for server in await _listen(settings, connections):
                 stack.callback(server.close)
@@ -42,6 +49,23 @@ async def serve(settings: AgentSettings, clock: Clock, stop: asyncio.Event) -> N
     finally:
         slab.close()
         _log.info("agent_stopped node=%s", settings.node_id)
+
+
+def _ssd_settings(settings: AgentSettings) -> SsdSettings | None:
+    if settings.ssd_path is None:
+        return None
+    return SsdSettings(settings.ssd_path, settings.slab_name, settings.ssd_bytes)
+
+
+def _call_soon() -> Callable[[Callable[[], None]], None]:
+    """Calls from other threads; dropped once the loop is closed."""
+    loop = asyncio.get_running_loop()
+
+    def call_soon(call: Callable[[], None]) -> None:
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(call)
+
+    return call_soon
 
 
 async def _run_loops(node: Node, slab: SlabFile, stop: asyncio.Event) -> None:

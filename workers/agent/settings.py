@@ -26,6 +26,8 @@ class AgentSettings:
     touch_bytes_per_second: float = 256 << 20
     heartbeat_seconds: float = 1.0
     check_when_idle: bool = False
+    ssd_path: Path | None = None  # a folder on the device; None = no SSD tier
+    ssd_bytes: int = 0  # 0 = a tenth of what is free there
 
     def __post_init__(self) -> None:
         _require_positive("block_tokens", self.block_tokens)
@@ -33,6 +35,10 @@ class AgentSettings:
         _require_positive("lease_seconds", self.lease_seconds)
         _require_positive("heartbeat_seconds", self.heartbeat_seconds)
         _require_positive("write_queue_blocks", self.write_queue_blocks)
+        if self.ssd_bytes < 0:
+            raise ConfigError(
+                "ssd_bytes", self.ssd_bytes, "is negative", "Give bytes, or 0 for a safe default."
+            )
         if not self.node_id:
             raise ConfigError("node_id", self.node_id, "is empty", "Name the node, e.g. n1.")
 

@@ -36,6 +36,7 @@ class Owner:
     pins: set[Block] = field(default_factory=set)
     writes: set[Block] = field(default_factory=set)
     load: Load | None = None
+    renewed: bool = False
 
     @property
     def outlives_connections(self) -> bool:

@@ -317,6 +317,7 @@ class PoolBase:
             line.leaving = False
             if line.parent is not None:
                 line.parent.num_leaving -= 1
+            self.counters.evicted_from_memory_total += 1
             self._to_disk(line, use)
             line = line.parent
 

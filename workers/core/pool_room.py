@@ -92,6 +92,7 @@ class RoomyPool(TieredPool):
 
     def _let_go(self, victims: list[Victim], cause: RemovalCause) -> None:
         """Out of memory: to disk where a copy is there already, else out of the pool."""
+        self.counters.evicted_from_memory_total += len(victims)
         self._mark_forgotten(victims)
         gone = [victim for victim in victims if not self._drop_from_memory(victim)]
         if self.disk.takes_writes:

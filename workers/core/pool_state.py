@@ -275,6 +275,7 @@ class PoolState(RoomyPool):
         owners = [owner for owner in map(self.owners.get, owner_ids) if owner is not None]
         for owner in owners:
             owner.deadline = max(owner.deadline, now + self.limits.lease_seconds)
+            owner.renewed = True
         return len(owners)
 
     def expire(self, now: float) -> int:
@@ -283,6 +284,7 @@ class PoolState(RoomyPool):
         self.active.expire(now)
         for slot in [slot for slot, until in self.quarantined.items() if until <= now]:
             del self.quarantined[slot]
+            self.changed_slots.add(slot)
             self.slots.give_back(slot)
         expired = self.owners.expired(now)
         for owner in expired:
@@ -356,6 +358,7 @@ class PoolState(RoomyPool):
                 self.counters.evicted_wanted_again_total += 1
 
     def _note_evicted(self, victims: list[Victim], trigger: str) -> None:
+        self.counters.evicted_by_reason[trigger] += len(victims)
         for victim in victims:
             self._ghosts[victim.key] = None
         while len(self._ghosts) > MAX_GHOSTS:

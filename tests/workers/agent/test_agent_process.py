@@ -249,7 +249,7 @@ class TestLifetimes:
         assert (stats.store_failed_total, stats.load_failed_total) == (6, 2)
         assert watcher.client.release("transfer:1") == 2
 
-    def test_killed_agent_comes_back_as_another_and_old_slots_mean_nothing(
+    def test_b12_killed_agent_comes_back_with_its_blocks_and_old_handles_end_cleanly(
         self, agent: Any, spec: NamespaceSpec, eventually: Eventually
     ) -> None:
         writer, reader = pool(agent, "p1", spec), pool(agent, "d1", spec)
@@ -271,15 +271,22 @@ class TestLifetimes:
         agent.connect(reader.client)
         agent.connect(writer.client)
         assert reader.client.incarnation > old
-        assert reader.held(keys) == 0
+        assert reader.held(keys) == 8
         stored = [StoredSlot(ref.slot, ref.generation, 1) for ref in old_refs]
         assert writer.client.complete_store("transfer:1", stored) == 0
+        assert reader.client.release("load:d1:1") == 0
         writer.attach()
         reader.attach()
-        assert writer.store(keys) == 8
-        for ref, key in zip(old_refs, keys, strict=True):
-            assert reader.slab.read_block(ref.slot, ref.generation, key) is None
         assert reader.load(keys) == [payload(key, spec) for key in keys]
+        for number in range(8):  # then the slots go to others, under other generations
+            assert writer.store(writer.chain(f"b{number}"), f"transfer:b{number}") == 8
+            writer.client.release(f"transfer:b{number}")
+        reader.client.release("load:d1:1")
+        late = [
+            reader.slab.read_block(ref.slot, ref.generation, key)
+            for ref, key in zip(old_refs, keys, strict=True)
+        ]
+        assert set(late) <= {None, *(payload(key, spec) for key in keys)}
 
     def test_sigterm_ends_it_and_leaves_nothing(self, agent: Any, spec: NamespaceSpec) -> None:
         writer = pool(agent, "p1", spec)
@@ -389,11 +396,12 @@ class TestAsyncClient:
             agent.kill(signal.SIGKILL)
             await self.until(lambda: not client.subscribed)
             agent.spawn()
-            await self.until(lambda: held() == 0)
+            await self.until(lambda: len([m for m in seen if isinstance(m, Snapshot)]) == 3)
+            await self.until(lambda: held() == 6)  # its blocks outlived it in the slab
             agent.connect(writer.client)
             writer.attach()
-            writer.store(keys[:2])
-            await self.until(lambda: held() == 2)
+            writer.store(keys[:8])
+            await self.until(lambda: held() == 8)
             assert isinstance(seen[-1], EventBatch)
         finally:
             task.cancel()

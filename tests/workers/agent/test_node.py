@@ -3,8 +3,9 @@ from pathlib import Path
 
 import pytest
 
+from workers.agent.cache_policy import CachePolicy
 from workers.agent.events import Subscriber
-from workers.agent.node import MAX_COMMANDS, CachePolicy, Node
+from workers.agent.node import MAX_COMMANDS, Node
 from workers.agent.session import Session
 from workers.agent.settings import AgentSettings, parse_tcp
 from workers.client import make_hello
@@ -206,7 +207,7 @@ class TestRequests:
         assert [type(message).__name__ for message in bench.sent] == ["Snapshot", "EventBatch"]
 
     def test_lease_is_told_of_too(self, bench: Bench) -> None:
-        bench.node.limits.lease_seconds = 5
+        bench.node.host.limits.lease_seconds = 5
         worker = bench.session()
         bench.store(worker, 4)
         bench.clock.advance(4)
@@ -274,8 +275,8 @@ class TestCachePolicy:
     def test_absurd_values_change_nothing(self, bench: Bench) -> None:
         bench.node.apply_cache_policy(CachePolicy(lease_seconds=-1, write_queue_blocks=0))
         bench.node.apply_cache_policy(CachePolicy())
-        assert bench.node.limits.lease_seconds == 30
-        assert bench.node.limits.write_queue_blocks == 500
+        assert bench.node.host.limits.lease_seconds == 30
+        assert bench.node.host.limits.write_queue_blocks == 500
 
 
 class TestShrinking:
