@@ -34,6 +34,12 @@ CountOption = Annotated[int | None, typer.Option(help="Number of such workers.")
 PortOption = Annotated[int | None, typer.Option(help="0 takes a free one.")]
 WorkerPortsOption = Annotated[int | None, typer.Option(help="The first; 0 takes free ones.")]
 SlabOption = Annotated[float | None, typer.Option(help="Size of the pool.")]
+SsdPathOption = Annotated[
+    Path | None, typer.Option(help="A folder on an SSD for the pool's second tier.")
+]
+SsdOption = Annotated[
+    float | None, typer.Option(help="Its cap; by default a tenth of what is free there.")
+]
 KvCacheOption = Annotated[int | None, typer.Option(help="Each CPU worker's own KV cache.")]
 BlockOption = Annotated[int | None, typer.Option(help="Tokens of one pool block.")]
 LengthOption = Annotated[int | None, typer.Option(help="Longest context in tokens.")]
@@ -66,6 +72,8 @@ def up(
     port_agent: PortOption = None,
     port_workers: WorkerPortsOption = None,
     slab_gib: SlabOption = None,
+    ssd_path: SsdPathOption = None,
+    ssd_gib: SsdOption = None,
     kv_cache_gib: KvCacheOption = None,
     block_tokens: BlockOption = None,
     dtype: Annotated[str | None, typer.Option(help="The engine's dtype.")] = None,
@@ -78,6 +86,8 @@ def up(
     del given["detach"]
     if data is not None:
         given["data"] = data.expanduser().absolute()
+    if ssd_path is not None:
+        given["ssd_path"] = ssd_path.expanduser().absolute()
     if engine is not None:
         given["engine"] = engine.value
     _up(given, detach=detach)

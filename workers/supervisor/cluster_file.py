@@ -38,6 +38,8 @@ class ClusterSection(_Section):
     bandwidth_gbps: PositiveNumber = 100
     block_tokens: Positive = 64
     slab_gib: PositiveNumber = 2
+    ssd_path: str = ""
+    ssd_gib: PositiveNumber | None = None
     dtype: str = "auto"
     max_model_len: Positive = 8192
 
@@ -126,6 +128,8 @@ def apply_file(settings: Settings, file: ClusterFile) -> Settings:
         port_gateway=port,
         block_tokens=file.cluster.block_tokens,
         slab_gib=float(file.cluster.slab_gib),
+        ssd_path=_folder(file.cluster.ssd_path),
+        ssd_gib=None if file.cluster.ssd_gib is None else float(file.cluster.ssd_gib),
         dtype=file.cluster.dtype,
         max_model_len=file.cluster.max_model_len,
         prefill=_role(file.prefill, enable_prefix_caching=file.prefill.enable_prefix_caching),
@@ -158,6 +162,10 @@ def _role(section: PrefillSection | DecodeSection, *, enable_prefix_caching: boo
         kv_cache_dtype=None if section.kv_cache_dtype == "auto" else section.kv_cache_dtype,
         block_size=section.block_size,
     )
+
+
+def _folder(text: str) -> Path | None:
+    return Path(text).expanduser().absolute() if text else None
 
 
 def _endpoint(text: str) -> tuple[str, int]:

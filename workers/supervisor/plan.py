@@ -64,7 +64,7 @@ def make_plan(
         model_path=model_path,
         control_plane_url=control_plane_url,
         gateway_url=gateway_url,
-        slab_paths=(slab,),
+        slab_paths=(slab, slab.with_name(f"{slab.name}.journal")),
         components=components,
     )
 
@@ -105,6 +105,7 @@ def _agent(settings: Settings, ports: Ports, control_plane_url: str, slab: Path)
             "--block-tokens", str(settings.block_tokens),
             "--control-plane", control_plane_url,
             "--token-file", str(home.token_file),
+            *_ssd_arguments(settings),
         ),
         environment=_environment(settings),
         probe=str(socket),
@@ -112,6 +113,13 @@ def _agent(settings: Settings, ports: Ports, control_plane_url: str, slab: Path)
         log_file=home.log_file(f"agent-{NODE_ID}"),
         stop_stage=1,
     )  # fmt: skip
+
+
+def _ssd_arguments(settings: Settings) -> tuple[str, ...]:
+    if settings.ssd_path is None:
+        return ()
+    num_bytes = int((settings.ssd_gib or 0) * 1024**3)
+    return ("--ssd-path", str(settings.ssd_path), "--ssd-bytes", str(num_bytes))
 
 
 def _gateway(settings: Settings, ports: Ports, control_plane_url: str, url: str) -> Component:

@@ -115,6 +115,37 @@ def check_shm(settings: Settings) -> None:
         )
 
 
+def check_ssd(settings: Settings) -> str:
+    """A warning for a cap that the disk cannot fill, or ""; ConfigError for one that it never can."""
+    if settings.ssd_path is None:
+        return ""
+    try:
+        settings.ssd_path.mkdir(parents=True, exist_ok=True)
+        usage = shutil.disk_usage(settings.ssd_path)
+    except OSError as error:
+        raise ConfigError(
+            "--ssd-path",
+            str(settings.ssd_path),
+            f"cannot be used ({error.strerror})",
+            "Name a folder on an SSD that you may write to.",
+        ) from error
+    if settings.ssd_gib is None:
+        return ""
+    if settings.ssd_gib * GIB > usage.total:
+        raise ConfigError(
+            "--ssd-gib",
+            settings.ssd_gib,
+            f"is more than the disk under {settings.ssd_path} has ({usage.total / GIB:.1f} GiB)",
+            "Choose less, or leave it out for a tenth of what is free.",
+        )
+    if settings.ssd_gib * GIB > usage.free:
+        return (
+            f"--ssd-gib = {settings.ssd_gib:g}: {settings.ssd_path} has only "
+            f"{usage.free / GIB:.1f} GiB free; the SSD tier will stop growing there."
+        )
+    return ""
+
+
 def check_memory(settings: Settings, model: ResolvedModel) -> None:
     available = available_memory_bytes()
     needed = needed_memory_bytes(settings, model)

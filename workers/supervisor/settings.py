@@ -48,6 +48,8 @@ class Settings:
     port_agent: int = 7710
     port_workers: int = 8101
     slab_gib: float = 2.0
+    ssd_path: Path | None = None  # a folder; None = no second tier
+    ssd_gib: float | None = None  # None = a tenth of what is free there
     kv_cache_gib: int = 1
     block_tokens: int = 64
     dtype: str = "auto"
@@ -80,6 +82,7 @@ class Settings:
             ("--decode", self.decode.count, 1, MAX_WORKERS),
             ("--nodes", self.nodes, 1, MAX_NODES),
             ("--slab-gib", self.slab_gib, 0.03125, 65536),
+            ("--ssd-gib", 1 if self.ssd_gib is None else self.ssd_gib, 0.03125, 1048576),
             ("--kv-cache-gib", self.kv_cache_gib, 1, 65536),
             ("--block-tokens", self.block_tokens, 1, 65536),
             ("--max-model-len", self.max_model_len, 64, 10_000_000),
@@ -92,6 +95,10 @@ class Settings:
                 raise ConfigError(
                     field_name, value, f"is not between {least} and {most}", "Choose one in range."
                 )
+        if self.ssd_gib is not None and self.ssd_path is None:
+            raise ConfigError(
+                "--ssd-gib", self.ssd_gib, "has no folder to go to", "Add --ssd-path FOLDER."
+            )
         for role, settings in (("prefill", self.prefill), ("decode", self.decode)):
             share = settings.gpu_memory_utilization
             if share is not None and not 0 < share <= 1:

@@ -109,3 +109,16 @@ def test_kv_bytes_per_token(tmp_path: Path) -> None:
     assert kv_bytes_per_token(str(tmp_path), "auto") == 2 * 30 * 3 * 64 * 2
     assert kv_bytes_per_token(str(tmp_path), "float32") == 2 * 30 * 3 * 64 * 4
     assert kv_bytes_per_token(str(tmp_path / "none"), "auto") is None
+
+
+def test_agent_gets_the_second_tier_it_is_asked_for(tmp_path: Path) -> None:
+    plain = plan_of(tmp_path, cluster="demo")
+    assert "--ssd-path" not in plain.components[1].command
+    assert [path.name for path in plain.slab_paths] == [
+        "perilune-demo-n1.slab", "perilune-demo-n1.slab.journal",
+    ]  # fmt: skip
+    folder = tmp_path / "ssd"
+    agent = plan_of(tmp_path, ssd_path=folder, ssd_gib=0.5).components[1].command
+    assert (option(agent, "--ssd-path"), option(agent, "--ssd-bytes")) == (str(folder), "536870912")
+    agent = plan_of(tmp_path, ssd_path=folder).components[1].command
+    assert option(agent, "--ssd-bytes") == "0"  # the agent's own safe default

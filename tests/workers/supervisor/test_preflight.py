@@ -107,3 +107,25 @@ def test_a_context_longer_than_the_models(tmp_path: Path) -> None:
 def test_settings_out_of_range(settings: Settings, named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         settings.validate()
+
+
+def test_b20_a_cap_beyond_the_disk_is_refused_and_one_beyond_what_is_free_warned_of(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usage = shutil.disk_usage(tmp_path)._replace(total=10 << 30, free=2 << 30)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage)
+    settings = Settings(data=tmp_path, ssd_path=tmp_path / "ssd")
+    assert preflight.check_ssd(Settings(data=tmp_path)) == ""
+    assert preflight.check_ssd(settings) == ""  # the agent's own default cap
+    assert preflight.check_ssd(replace(settings, ssd_gib=1.0)) == ""
+    assert "only 2.0 GiB free" in preflight.check_ssd(replace(settings, ssd_gib=5.0))
+    with pytest.raises(ConfigError, match="--ssd-gib"):
+        preflight.check_ssd(replace(settings, ssd_gib=11.0))
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match="--ssd-path"):
+        preflight.check_ssd(replace(settings, ssd_path=tmp_path / "file"))
+
+
+def test_ssd_cap_needs_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="Add --ssd-path"):
+        Settings(data=tmp_path, ssd_gib=1.0).validate()
