@@ -122,6 +122,13 @@ class Link:
             self.flying_batch_bytes -= flight.part.length
         return flight
 
+    def unfly(self, op_id: int) -> Flight | None:
+        """It was not posted after all."""
+        flight = self.land(op_id)
+        if flight is not None:
+            self.bucket.take(-flight.part.length)
+        return flight
+
     def forget(self, job: Job) -> None:
         """The job ended."""
         self.jobs.pop(job.request.transfer_id, None)
@@ -147,8 +154,8 @@ class Link:
                 times.append(max(self.post_again_at, self.bucket.ready_at(now)))
             elif not self.jobs:
                 times.append(self.used_at + self.limits.idle_seconds)
-            if any(self.ready.values()) and self.bucket.rate:
-                times.append(self.bucket.ready_at(now))
+            if any(self.ready.values()) and not self.bucket.ready(now):
+                times.append(max(self.post_again_at, self.bucket.ready_at(now)))
         if self.delayed:
             times.append(self.delayed[0][0])
         return min(times, default=None)

@@ -169,6 +169,8 @@ class Transfers:
         oldest = min(idle, key=lambda link: link.used_at)
         if oldest.state is not LinkState.IDLE:
             self._out.append(Close(oldest.id))
+        if oldest.breaker.succeeded():
+            self._out.append(Alarm(oldest.id, raised=False, text="the peer is not used any more"))
         del self.links[oldest.id]
         return True
 
@@ -217,16 +219,16 @@ class Transfers:
                 fallen = Cause.REFUSED
             elif link.breaker.state is BreakerState.OPEN:
                 fallen = Cause.PEER_DOWN
-        for job in list(link.jobs.values()):
-            if fallen is None:
-                self._settle(job, link, now)
-            else:
+        if fallen is not None:
+            for job in list(link.jobs.values()):
                 self._end(job, fallen, now)
 
     def _lose(self, link: Link, cause: Cause, now: float) -> None:
         link.state, link.incarnation, link.depth = LinkState.IDLE, 0, 0
         for op_id in list(link.flights):
             self._op_failed(link, op_id, cause, now)
+        for job in list(link.jobs.values()):
+            self._settle(job, link, now)
 
     def _pump(self, link: Link, now: float) -> None:
         """Post what may be posted; connect if there is something to post."""
@@ -290,7 +292,7 @@ class Transfers:
             return
         returned: dict[str, tuple[Job, list[Part]]] = {}
         for op_id in event.op_ids[event.num_accepted :]:
-            flight = link.land(op_id)
+            flight = link.unfly(op_id)
             if flight is not None:
                 entry = returned.setdefault(flight.job.request.transfer_id, (flight.job, []))
                 entry[1].append(flight.part)

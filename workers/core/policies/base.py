@@ -19,12 +19,16 @@ SessionHint = Literal["continue", "over"]
 
 
 class BlockUse(NamedTuple):
-    """What one policy tells the next when they are switched. Times are the policy's seconds."""
+    """What one policy tells another of a block. Times are the policy's seconds.
+
+    `heat` is the decayed number of uses as of `last_use`, None where the policy keeps none.
+    """
 
     key: BlockHash
     last_use: float
     uses: int
     candidate: bool
+    heat: float | None = None
 
 
 class Victim(NamedTuple):
@@ -37,22 +41,27 @@ class Victim(NamedTuple):
 
 
 class Entry:
-    """What a policy knows of a stored block. `rank` and `tick` order; the rest is the policy's."""
+    """What a policy knows of a stored block. What orders it is the policy's own business."""
 
     __slots__ = (
-        "candidate", "group", "key", "last_use", "queued", "rank", "request", "tick", "uses",
+        "candidate", "group", "heat", "key", "last_use", "prev_use", "queued", "rank", "request",
+        "sharers", "shift", "tick", "uses",
     )  # fmt: skip
 
     def __init__(self, key: BlockHash, now: float, request: str) -> None:
         self.key = key
-        self.rank = now
-        self.tick = 0
-        self.queued = 0  # tick of the entry's live place in the order, 0 without one
-        self.last_use = now
-        self.uses = 1
-        self.request = request
         self.candidate = False
-        self.group = 0
+        self.request = request  # of the last use
+        self.last_use = now
+        self.prev_use = now
+        self.uses = 1
+        self.heat = 1.0  # decayed number of uses, as of `last_use`
+        self.sharers = 0  # sketch of the distinct requests
+        self.shift = 0.0  # what a hint adds to the rank, until the next use
+        self.rank = now
+        self.tick = 0  # of the last change of rank; orders equal ranks
+        self.queued = 0  # tick of the live heap entry, 0 without one
+        self.group = 0  # level or class
 
 
 class EvictionPolicy(ABC):
@@ -87,8 +96,7 @@ class EvictionPolicy(ABC):
         """A block became readable. It is no candidate yet."""
         if key in self._entries:
             self.removed(key)
-        entry = Entry(key, now, request)
-        self._entries[key] = entry
+        entry = self._entries[key] = Entry(key, now, request)
         self._arrive(entry, now, label)
 
     @abstractmethod
@@ -214,19 +222,26 @@ class EvictionPolicy(ABC):
 
     def use_of(self, key: BlockHash) -> BlockUse | None:
         """What is known of one stored block; None where it is not stored."""
-        e = self._entries.get(key)
-        return None if e is None else BlockUse(e.key, e.last_use, e.uses, e.candidate)
+        entry = self._entries.get(key)
+        return None if entry is None else self._export(entry)
 
     def export(self) -> list[BlockUse]:
         """All stored blocks, least recently used first."""
         entries = sorted(self._entries.values(), key=lambda entry: (entry.last_use, entry.tick))
-        return [BlockUse(e.key, e.last_use, e.uses, e.candidate) for e in entries]
+        return [self._export(entry) for entry in entries]
 
     def adopt(self, blocks: Iterable[BlockUse], now: float) -> None:
-        """Take over the blocks of another policy, in its order, with its candidates."""
+        """Take blocks over from another policy, in its order, with its candidates. No use of them.
+
+        Blocks may come at once, when policies are switched, or one by one between tiers.
+        """
         for block in blocks:
-            self.stored(block.key, block.last_use)
-            self._remember(self._entries[block.key], block.uses, now)
+            if block.key in self._entries:
+                self.removed(block.key)
+            entry = self._entries[block.key] = Entry(block.key, block.last_use, "")
+            entry.uses = block.uses
+            entry.heat = float(block.uses) if block.heat is None else block.heat
+            self._adopted(entry, now)
             if block.candidate:
                 self.offer(block.key)
 
@@ -236,9 +251,16 @@ class EvictionPolicy(ABC):
         self._tick += 1
         return self._tick
 
+    def _export(self, entry: Entry) -> BlockUse:
+        return BlockUse(entry.key, entry.last_use, entry.uses, entry.candidate)
+
     @abstractmethod
     def _arrive(self, entry: Entry, now: float, label: str) -> None:
-        """Give a new entry its place."""
+        """Give the entry of a block stored `now` its place."""
+
+    @abstractmethod
+    def _adopted(self, entry: Entry, now: float) -> None:
+        """Give an entry with a past its place."""
 
     @abstractmethod
     def _enqueue(self, entry: Entry) -> None:
@@ -262,10 +284,6 @@ class EvictionPolicy(ABC):
     @abstractmethod
     def _evicted(self, entry: Entry) -> None:
         """The entry is gone by eviction."""
-
-    def _remember(self, entry: Entry, uses: int, now: float) -> None:
-        """An adopted entry had so many uses, the last at `entry.last_use`."""
-        entry.uses = uses
 
 
 class Eviction:

@@ -1,24 +1,18 @@
-"""Least recently used first. A use of a block is a use of its ancestors."""
+"""Least recently used first."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from workers.core.ids import BlockHash
-from workers.core.policies.base import Entry, SessionHint
-from workers.core.policies.params import Param
+from workers.core.policies.base import Entry
 from workers.core.policies.ranked import RankedPolicy
-
-HINT_MEANING = (
-    "by how many seconds a session's end or continuation makes its blocks older or younger"
-)
 
 
 class LruPolicy(RankedPolicy):
-    """`rank` is the time of the last use, moved by hints."""
+    """The baseline. A use of a block is a use of its ancestors, since their tail goes first."""
 
     name = "lru"
-    declared = {"hint_seconds": Param(600, 0, 86_400, HINT_MEANING)}
     keeps_partial_blocks = True
 
     def accessed(
@@ -28,27 +22,22 @@ class LruPolicy(RankedPolicy):
         tick = self._tick
         for key in reversed(keys):  # tail first, so that the tail is the older
             entry = entries.get(key)
-            if entry is not None:
-                tick += 1
-                entry.tick = tick
-                if entry.rank < now:
+            if entry is None:
+                continue
+            tick += 1
+            entry.tick = tick
+            entry.last_use = now
+            if entry.rank > now:  # a promise kept: the place in the heap is too late
+                entry.queued = 0
+                if entry.candidate:
                     entry.rank = now
-                entry.last_use = now
-                if not request or entry.request != request:
-                    entry.request = request
-                    entry.uses += 1
+                    self._enqueue(entry)
+            entry.rank = now
+            entry.shift = 0.0
+            if not request or entry.request != request:
+                entry.request = request
+                entry.uses += 1
         self._tick = tick
 
-    def hint(self, keys: Sequence[BlockHash], session: SessionHint, now: float) -> None:
-        entries = [self._entries[key] for key in keys if key in self._entries]
-        shift = self.params["hint_seconds"]
-        for entry in entries:
-            if session == "continue":
-                entry.rank = max(entry.rank, now + shift)
-                entry.tick = self._next_tick()
-            elif entry.last_use <= entries[-1].last_use:  # others have not used it since
-                entry.rank = min(entry.rank, now - shift)
-                self._lowered(entry)
-
-    def _arrive(self, entry: Entry, now: float, label: str) -> None:
-        entry.tick = self._next_tick()
+    def _rank(self, entry: Entry) -> float:
+        return entry.last_use

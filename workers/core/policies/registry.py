@@ -7,14 +7,17 @@ from typing import Final
 
 from workers.core.errors import ConfigError
 from workers.core.policies.base import EvictionPolicy
+from workers.core.policies.decay import DecayPolicy
 from workers.core.policies.lru import LruPolicy
 from workers.core.policies.params import Param
 
-POLICIES: Final[dict[str, type[EvictionPolicy]]] = {policy.name: policy for policy in (LruPolicy,)}
+POLICIES: Final[dict[str, type[EvictionPolicy]]] = {
+    policy.name: policy for policy in (DecayPolicy, LruPolicy)
+}
 POLICY_PARAMS: Final[dict[str, Mapping[str, Param]]] = {
     name: policy.declared for name, policy in POLICIES.items()
 }
-DEFAULT_POLICY: Final = "lru"
+DEFAULT_POLICY: Final = "decay"
 
 
 def make_policy(name: str, params: Mapping[str, float] | None = None) -> EvictionPolicy:
