@@ -53,6 +53,8 @@ def parse_arguments(arguments: Sequence[str]) -> AgentSettings:
     parser.add_argument(
         "--ssd-bytes", type=int, default=0, help="its cap; 0: a tenth of what is free at the start"
     )
+    parser.add_argument("--directory", default="", help="etcd://host:port,... ; '' for none")
+    parser.add_argument("--cluster", default="perilune", help="its name in the directory")
     parser.add_argument("--check-when-idle", action="store_true", help="look for own faults")
     given = parser.parse_args(arguments)
     host, port = parse_tcp(given.tcp)

@@ -8,7 +8,7 @@ import logging
 import os
 import socket as sockets
 from collections.abc import Callable
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from workers.agent.connection import Connections
 from workers.agent.heartbeat import Heartbeat
@@ -21,6 +21,9 @@ from workers.core.pool_integrity import check_integrity
 from workers.pool.arena import SlabFile
 from workers.pool.ssd import SsdSettings
 from workers.process import private_rss_bytes
+
+if TYPE_CHECKING:
+    from workers.directory.publisher import DirectoryPublisher
 
 LEASE_TICK_SECONDS: Final = 0.25
 IDLE_TICK_SECONDS: Final = 1.0
@@ -72,6 +75,8 @@ async def _run_loops(node: Node, slab: SlabFile, stop: asyncio.Event) -> None:
     loops = [_expire_leases(node), _watch_when_idle(node, slab)]
     if node.settings.control_plane:
         loops.append(Heartbeat(node).run())
+    if node.settings.directory:
+        loops.append(_publisher(node).run())
     tasks = [asyncio.create_task(loop) for loop in loops]
     stopped = asyncio.create_task(stop.wait())
     try:
@@ -82,6 +87,12 @@ async def _run_loops(node: Node, slab: SlabFile, stop: asyncio.Event) -> None:
         for task in (stopped, *tasks):
             task.cancel()
         await asyncio.gather(stopped, *tasks, return_exceptions=True)
+
+
+def _publisher(node: Node) -> DirectoryPublisher:
+    from workers.agent.directory import make_publisher  # noqa: PLC0415 - only where there is one
+
+    return make_publisher(node)
 
 
 async def _expire_leases(node: Node) -> None:

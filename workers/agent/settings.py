@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from workers.core.errors import ConfigError
+from workers.directory.address import parse_directory
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +27,8 @@ class AgentSettings:
     touch_bytes_per_second: float = 256 << 20
     heartbeat_seconds: float = 1.0
     check_when_idle: bool = False
+    directory: str = ""  # etcd://host:port,... ; "" = none
+    cluster: str = "perilune"  # its name there
     ssd_path: Path | None = None  # a folder on the device; None = no SSD tier
     ssd_bytes: int = 0  # 0 = a tenth of what is free there
 
@@ -39,6 +42,8 @@ class AgentSettings:
             raise ConfigError(
                 "ssd_bytes", self.ssd_bytes, "is negative", "Give bytes, or 0 for a safe default."
             )
+        if self.directory:
+            parse_directory(self.directory)
         if not self.node_id:
             raise ConfigError("node_id", self.node_id, "is empty", "Name the node, e.g. n1.")
 

@@ -31,6 +31,8 @@ MIN_SNAPSHOT_SECONDS: Final = 10.0
 MIN_BACKOFF_SECONDS: Final = 0.2
 MAX_BACKOFF_SECONDS: Final = 5.0
 READ_ONLY_SECONDS: Final = 10.0
+OUTDATED_SECONDS: Final = 30.0
+"""While a younger life of the node is registered; an older agent still runs then."""
 
 _log = logging.getLogger(__name__)
 
@@ -89,7 +91,7 @@ class DirectoryPublisher:
         self.state = PublisherState()
 
     async def run(self) -> None:
-        """Until cancelled; returns only when a younger life of this node is registered."""
+        """Until cancelled."""
         failures = 0
         try:
             while True:
@@ -101,7 +103,7 @@ class DirectoryPublisher:
                     await self._keep(registration)
                 except OutdatedError as error:
                     self._note("outdated", str(error))
-                    return
+                    await asyncio.sleep(OUTDATED_SECONDS)
                 except LeaseLostError as error:
                     self.state.leases_lost += 1
                     self._note("unreachable", str(error))
