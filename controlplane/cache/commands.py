@@ -307,9 +307,12 @@ def _body(
     except ValidationError as error:
         found = error.errors()[0]
         field = str(found["loc"][0]) if found["loc"] else "selection"
-        problem = str(found["msg"]).removeprefix("Value error, ").lower()
+        problem = str(found["msg"]).lower()
         value = found["input"] if found["loc"] else given
+        expected = found.get("ctx", {}).get("expected")
         way_out = "perilune cache list shows keys, perilune cache stat namespaces."
+        if expected:
+            way_out = f"Give {expected}. {way_out}"
         raise ConfigError(field, value, problem, way_out) from error
 
 

@@ -4,6 +4,7 @@ from datetime import datetime
 from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from controlplane.jobs.schemas import Job
 from controlplane.nodes.schemas import NodeState
@@ -98,7 +99,9 @@ class CacheReplicate(Schema):
     def _is_a_copy(self) -> "CacheReplicate":
         _need(self, ("namespace", "tenant", "key"))
         if self.source == self.destination:
-            raise ValueError("source and destination are one node")
+            expected = "two different nodes"
+            problem = "Source and destination are one node"
+            raise PydanticCustomError("one_node", problem, {"expected": expected})
         return self
 
 
@@ -220,4 +223,5 @@ class CacheJob(Schema):
 
 def _need(body: Schema, fields: tuple[str, ...]) -> None:
     if all(getattr(body, name) is None for name in fields):
-        raise ValueError(f"give at least one of {', '.join(fields)}")
+        expected = f"at least one of {', '.join(fields)}"
+        raise PydanticCustomError("nothing_selected", "Nothing is selected", {"expected": expected})
