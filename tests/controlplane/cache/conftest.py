@@ -117,7 +117,7 @@ class Worker:
 
 
 def hash_of(name: str) -> int:
-    return int.from_bytes(name.encode()[:3], "little")
+    return int.from_bytes(name.encode()[-3:], "little")
 
 
 @dataclass
@@ -226,6 +226,11 @@ async def cluster(api: Any, tmp_path: Path) -> AsyncIterator[Cluster]:
         yield made
     finally:
         await made.end()
+
+
+@pytest.fixture
+def block_content() -> Callable[[bytes, int], bytes]:
+    return content
 
 
 @pytest.fixture

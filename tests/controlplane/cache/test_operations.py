@@ -248,6 +248,38 @@ class TestPrefetch:
         )  # fmt: skip
         assert (await worker.client.stats()).pinned_blocks == 0
 
+    async def test_from_ssd_into_memory(self, cluster, eventually, block_content):
+        folder = cluster.folder / "ssd"
+        folder.mkdir()
+        worker = await _node(
+            cluster, slab_bytes=16 * 20480, ssd_path=folder, ssd_bytes=64 * 20480
+        )  # fmt: skip
+        keys = worker.chain("a", 8)
+        fillers = (worker.chain(f"f{number:03}", 1) for number in range(1000))
+
+        async def has_ssd():
+            tiers = (await worker.client.stats()).tiers
+            return [(tier.tier, tier.state) for tier in tiers[1:]] == [("ssd", "ok")]
+
+        await eventually(has_ssd)
+        await worker.store(keys)
+
+        async def left_memory():
+            """Others come, one by one: the disk keeps up with what they push out."""
+            await worker.store(next(fillers))
+            found = await worker.client.lookup(worker.namespace, keys)
+            return found.num_on_disk >= 4
+
+        await eventually(left_memory)
+        listed = await cluster.api.get("/cache/chains", key=keys[-1].hex())
+        assert listed["items"][0]["blocks_on_disk"] >= 4
+        job = await cluster.run("prefetch", key=keys[-1].hex())
+        assert (job["state"], job["result"]["left_on_disk"]) == ("done", 0), job
+        assert job["result"]["promoted"] >= 4
+        assert await worker.held(keys) == 8
+        loaded = await worker.load(keys)
+        assert loaded == [block_content(key, worker.spec.block_bytes) for key in keys]
+
     async def test_no_such_chain(self, cluster):
         await _node(cluster)
         job = await cluster.run("prefetch", tenant="nobody")
