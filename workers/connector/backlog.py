@@ -85,18 +85,17 @@ class Backlog:
     def keep(
         self, run: KeptRun, gather: Callable[[int, torch.Tensor], None], bound_blocks: int
     ) -> int:
-        """Copy what fits of `run`, whose payloads `gather(index, into)` fills; for how many blocks.
+        """Copy what fits of `run`, whose payloads `gather(index, into)` fills; how many of its blocks
+        are here then.
 
         `bound_blocks` is the pool's own bound on writes, which holds here as well.
         """
-        with self._lock:
-            if run.block_hashes[0] in self._keys:
-                return 0  # of another request with this prefix
+        known = self._leave_known(run)
         total = len(run.block_hashes)
         fits = max(0, min(total, min(self._bound, bound_blocks) - self._num_blocks))
         for index in range(fits):
             payload = self._buffer()
-            gather(index, payload)
+            gather(known + index, payload)
             run.payloads.append(payload)
         del run.block_hashes[fits:]
         with self._lock:
@@ -106,7 +105,19 @@ class Backlog:
                 self._runs.append(run)
                 self._num_blocks += fits
                 self._keys.update(run.block_hashes)
-        return fits
+        return known + fits
+
+    def _leave_known(self, run: KeptRun) -> int:
+        """What another request with this prefix has here already; how many blocks."""
+        with self._lock:
+            known = 0
+            while known < len(run.block_hashes) and run.block_hashes[known] in self._keys:
+                known += 1
+        if known:
+            run.asked = False  # its answer would be about more
+            run.parent = run.block_hashes[known - 1]
+            del run.block_hashes[:known]
+        return known
 
     def grant(self, owner: str, first_hash: bytes, answer: PreparedStore) -> bool:
         """A late answer came; False where no run here waits for it."""

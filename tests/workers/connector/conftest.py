@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import pytest
+from connector_halves import Agent, Engine
 
 from workers.connector.planner import Planner, RequestInfo
 from workers.connector.settings import ConnectorSettings
@@ -114,6 +117,51 @@ class CorePool:
     def fill(self, hashes: Sequence[bytes], parent: bytes = b"") -> None:
         """Another worker has stored these blocks."""
         self.complete(self.begin(hashes, parent))
+
+
+@pytest.fixture
+def make_halves_agent(tmp_path: Path) -> Iterator[Callable[..., Agent]]:
+    """Starts node agents, with further arguments of theirs."""
+    made: list[Agent] = []
+
+    def make(*extra: str) -> Agent:
+        folder = tmp_path / f"agent-{len(made)}"
+        folder.mkdir()
+        made.append(Agent(folder, *extra))
+        made[-1].start()
+        return made[-1]
+
+    yield make
+    for agent in made:
+        agent.stop()
+
+
+@pytest.fixture
+def halves_agent(make_halves_agent: Callable[..., Agent]) -> Agent:
+    return make_halves_agent()
+
+
+@pytest.fixture
+def make_engine_at() -> Iterator[Callable[..., Engine]]:
+    """Starts both halves of an engine's connector at an agent."""
+    made: list[Engine] = []
+
+    def make(agent: Agent, worker_id: str = "p1", kv_role: str = "kv_producer",
+             settings: dict[str, object] | None = None, **spec_changes: object) -> Engine:  # fmt: skip
+        made.append(Engine(agent, worker_id, kv_role, spec_changes, settings))
+        made[-1].start()
+        return made[-1]
+
+    yield make
+    for engine in made:
+        engine.stop()
+
+
+@pytest.fixture
+def make_engine(
+    halves_agent: Agent, make_engine_at: Callable[..., Engine]
+) -> Callable[..., Engine]:
+    return functools.partial(make_engine_at, halves_agent)
 
 
 @pytest.fixture

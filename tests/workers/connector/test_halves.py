@@ -2,219 +2,32 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
-import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import torch
+from connector_halves import (
+    BLOCK,
+    LAYERS,
+    TOKENS,
+    Engine,
+    fake_output,
+    fake_request,
+    holds,
+    until,
+)
 
-from workers.client import AgentClient, make_hello
 from workers.connector.metadata import StepOrders
 from workers.connector.planner import RequestInfo
-from workers.connector.scheduler_half import SchedulerHalf, media_extras, request_info, scheduled_of
-from workers.connector.settings import ConnectorSettings
-from workers.connector.worker_half import WorkerHalf
-from workers.core.errors import AgentUnavailableError, RefusedError
-from workers.core.stats_messages import NamespaceSpec
-
-ROOT = Path(__file__).resolve().parents[3]
-LAYERS, BLOCKS, ENGINE_BLOCK, BLOCK = 7, 40, 4, 8
-WAIT = 30.0
-
-
-class Agent:
-    """A node agent's process."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.socket = folder / "n1.sock"
-        self.slab = f"perilune-halves-{os.getpid()}-{folder.name}.slab"
-        self.process: subprocess.Popen[bytes] | None = None
-        self.client: AgentClient | None = None
-
-    def start(self) -> None:
-        command = [sys.executable, "-m", "workers", "agent", "--node-id", "n1"]
-        command += ["--socket", str(self.socket), "--block-tokens", str(BLOCK)]
-        command += ["--slab-name", self.slab, "--slab-bytes", str(1 << 20)]
-        with (self.folder / "agent.log").open("ab") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT)
-        if self.client is not None:
-            self.client.close()
-        self.client = AgentClient(str(self.socket), make_hello("cli", "test"), 5.0)
-
-    def kill(self) -> None:
-        assert self.process is not None
-        self.process.kill()
-        self.process.wait(WAIT)
-
-    def stop(self) -> None:
-        if self.client is not None:
-            self.client.close()
-        if self.process is not None:
-            self.process.terminate()
-            self.process.wait(WAIT)
-
-    def stats(self):
-        return until(lambda: self._try_stats(), "the agent's statistics")
-
-    def _try_stats(self):
-        try:
-            return self.client.stats()
-        except AgentUnavailableError:
-            return None
-
-
-def until(check, what):
-    deadline = time.monotonic() + WAIT
-    while not (found := check()):
-        assert time.monotonic() < deadline, what
-        time.sleep(0.02)
-    return found
+from workers.connector.scheduler_half import media_extras, request_info, scheduled_of
+from workers.core.errors import RefusedError
 
 
 @pytest.fixture
-def agent(tmp_path):
-    agent = Agent(tmp_path)
-    agent.start()
-    yield agent
-    agent.stop()
+def agent(halves_agent):
+    return halves_agent
 
 
-class Engine:
-    """What vLLM does with a connector, for one request at a time."""
-
-    def __init__(self, agent: Agent, worker_id: str, kv_role: str, spec_changes=None) -> None:
-        self.settings = ConnectorSettings(
-            agent_socket=str(agent.socket),
-            worker_id=worker_id,
-            block_tokens=BLOCK,
-            engine_block_tokens=ENGINE_BLOCK,
-            kv_role=kv_role,
-            model_id="m",
-            call_timeout_seconds=5.0,
-            start_timeout_seconds=WAIT,
-        )
-        self.spec_changes = spec_changes or {}
-        self.cache = torch.zeros(LAYERS, BLOCKS, 2, ENGINE_BLOCK, 8)
-        self.worker = WorkerHalf(self.settings, self.spec)
-        self.scheduler: SchedulerHalf | None = None
-
-    def spec(self, paged):
-        values = {
-            "model_id": "m",
-            "weights_version": "1",
-            "kv_dtype": paged.format.dtype,
-            "page_layout": paged.format.shape,
-            "isa": "test",
-            "page_bytes": paged.format.page_bytes,
-            "engine_block_tokens": ENGINE_BLOCK,
-            "block_tokens": BLOCK,
-            "tp_size": 1,
-            "rank_layout": "tp1",
-        }
-        return NamespaceSpec(**(values | self.spec_changes))
-
-    def start(self) -> None:
-        self.worker.register({f"layer.{i}": self.cache[i] for i in range(LAYERS)})
-        self.scheduler = SchedulerHalf(self.settings, self.worker.namespace_spec)
-        until(lambda: self.scheduler._session.welcome, "the scheduler half's handshake")
-
-    def stop(self) -> None:
-        if self.scheduler is not None:
-            self.scheduler.close()
-        self.worker.close()
-
-    def run(self, tokens, request_id="r", first_block=1, params=None, compute=True):
-        """Admit, load, "compute", store, finish. Returns (external tokens, params, spoiled)."""
-        request = fake_request(tokens, request_id, params)
-        self.scheduler.add(request)
-        external = until(lambda: (self.scheduler.match(request, 0),), "a match")[0]
-        while external is None:
-            time.sleep(0.01)
-            external = self.scheduler.match(request, 0)
-        ids = list(range(first_block, first_block + -(-len(tokens) // ENGINE_BLOCK)))
-        blocks = SimpleNamespace(get_block_ids=lambda: (ids,))
-        self.scheduler.allocate(request, blocks, external)
-        orders = self.scheduler.step(fake_output(request_id, external, len(tokens), ids))
-        self.worker.start_loads(orders)
-        for layer in range(LAYERS):
-            self.worker.before_layer(f"layer.{layer}")
-            if compute:
-                fill(self.cache[layer], tokens, ids, external, layer)
-        self.worker.finish_loads()
-        self.worker.store(orders)
-        spoiled = self.worker.take_spoiled()
-        results = self.worker.take_results()
-        if results is not None:
-            self.scheduler.apply(results)
-        return external, self.scheduler.finish(request), spoiled
-
-
-def fill(layer_cache, tokens, ids, start, layer):
-    """A "KV" that depends on token, position and layer."""
-    for position in range(start, len(tokens)):
-        block = ids[position // ENGINE_BLOCK]
-        layer_cache[block, :, position % ENGINE_BLOCK] = tokens[position] + layer * 0.5 + position
-
-
-def holds(cache, tokens, ids_start, num_tokens):
-    expected = torch.zeros_like(cache)
-    ids = list(range(ids_start, ids_start + -(-num_tokens // ENGINE_BLOCK)))
-    for layer in range(LAYERS):
-        fill(expected[layer], tokens[:num_tokens], ids, 0, layer)
-    return torch.equal(cache[:, ids], expected[:, ids])
-
-
-def fake_request(tokens, request_id="r", params=None, **changes):
-    values = {
-        "request_id": request_id,
-        "prompt_token_ids": list(tokens),
-        "num_tokens": len(tokens),
-        "cache_salt": None,
-        "lora_request": None,
-        "kv_transfer_params": {"perilune": params} if params else None,
-        "sampling_params": object(),
-        "prompt_embeds": None,
-        "mm_features": [],
-        "skip_reading_prefix_cache": False,
-        "resumable": False,
-        "status": SimpleNamespace(name="FINISHED_LENGTH_CAPPED"),
-    }
-    return SimpleNamespace(**(values | changes))
-
-
-def fake_output(request_id, computed, num_tokens, ids):
-    new = SimpleNamespace(req_id=request_id, num_computed_tokens=computed, block_ids=(ids,))
-    cached = SimpleNamespace(
-        req_ids=[], resumed_req_ids=set(), new_block_ids=[], num_computed_tokens=[]
-    )
-    return SimpleNamespace(
-        scheduled_new_reqs=[new],
-        scheduled_cached_reqs=cached,
-        num_scheduled_tokens={request_id: num_tokens - computed},
-    )
-
-
-@pytest.fixture
-def make_engine(agent):
-    made = []
-
-    def make(worker_id="p1", kv_role="kv_producer", **spec_changes):
-        engine = Engine(agent, worker_id, kv_role, spec_changes)
-        made.append(engine)
-        engine.start()
-        return engine
-
-    yield make
-    for engine in made:
-        engine.stop()
-
-
-TOKENS = list(range(100, 141))
 LEG_1 = {"transfer_id": "t", "leg": "prefill"}
 LEG_2 = {"transfer_id": "t", "leg": "decode", "num_blocks": 5}
 
