@@ -16,7 +16,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, Literal, TypeVar
 
 from workers.client_async import AsyncAgentClient, StreamMessage
-from workers.client_base import DEFAULT_TIMEOUT_SECONDS, Backoff, make_hello, parse_address
+from workers.client_base import (
+    DEFAULT_TIMEOUT_SECONDS,
+    Backoff,
+    answer_challenge,
+    make_hello,
+    parse_address,
+    with_nonce,
+)
 from workers.core.errors import AgentUnavailableError, ProtocolError, RefusedError
 from workers.core.framing import LENGTH, decode_reply, encode_request, frame_length
 from workers.core.messages import (
@@ -51,6 +58,7 @@ from workers.core.messages import (
     WorkerCommand,
 )
 from workers.core.stats_messages import PoolStats, WorkerStatus
+from workers.core.transfer_messages import Challenge
 
 __all__ = ["AgentClient", "AsyncAgentClient", "StreamMessage", "make_hello"]
 
@@ -264,7 +272,7 @@ class AgentClient:
             self._socket = _connect(self.address, _remaining(deadline))
         except OSError as error:
             raise self._failed(error) from error
-        reply = self._exchange(self._hello, deadline)
+        reply = self._greet(deadline)
         if isinstance(reply, Welcome):
             self._welcome = reply
             self._backoff.succeeded()
@@ -273,18 +281,34 @@ class AgentClient:
         self._failed(RefusedError(refused.code, refused.message))
         raise RefusedError(refused.code, refused.message)
 
+    def _greet(self, deadline: float) -> ReplyBody:
+        if parse_address(self.address)[0] == "unix":
+            return self._exchange(self._hello, deadline)
+        hello = with_nonce(self._hello)
+        reply = self._exchange(hello, deadline)
+        if not isinstance(reply, Challenge):
+            return reply
+        try:
+            proof = answer_challenge(hello, reply, self.address)
+        except RefusedError as refused:
+            return Refused(refused.code, str(refused))
+        return self._exchange(proof, deadline)
+
     def _exchange(self, body: RequestBody, deadline: float) -> ReplyBody:
         return self._await(self._send([body], deadline), deadline)
 
     def _send(self, bodies: Sequence[RequestBody], deadline: float) -> int:
         """Send in one write; the sequence number of the first."""
+        seconds = deadline - time.monotonic()
+        if seconds <= 0:  # it went into waiting for others' calls: the agent is not to blame
+            raise AgentUnavailableError(f"{self.address}: no time was left to ask")
         first = self._seq + 1
         frames = [encode_request(first + index, body) for index, body in enumerate(bodies)]
         self._seq += len(frames)
         sock = self._socket
         assert sock is not None
         try:
-            sock.settimeout(_remaining(deadline))
+            sock.settimeout(seconds)
             sock.sendall(frames[0] if len(frames) == 1 else b"".join(frames))
         except OSError as error:
             raise self._failed(error) from error

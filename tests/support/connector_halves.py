@@ -114,9 +114,12 @@ class Engine:
         }
         return NamespaceSpec(**(values | self.spec_changes))
 
-    def start(self) -> None:
+    def start_without_agent(self) -> None:
         self.worker.register({f"layer.{i}": self.cache[i] for i in range(LAYERS)})
         self.scheduler = SchedulerHalf(self.settings, self.worker.namespace_spec)
+
+    def start(self) -> None:
+        self.start_without_agent()
         until(lambda: self.scheduler._session.welcome, "the scheduler half's handshake")
 
     def stop(self) -> None:
