@@ -19,6 +19,7 @@ def register(app: typer.Typer) -> None:
     group = _bench_group(app)
     group.command("index")(bench_index)
     group.command("pool")(bench_pool)
+    group.command("transfer")(bench_transfer)
 
 
 def _bench_group(app: typer.Typer) -> typer.Typer:
@@ -100,6 +101,31 @@ def bench_pool(
     from workers.bench.pool import run_pool_bench  # noqa: PLC0415 - heavy
 
     _show(run_pool_bench(rounds, ssd_dir), as_json=as_json)
+
+
+def bench_transfer(
+    as_json: JsonOption = False,
+    transport: Annotated[str, typer.Option(help="tcp or shm.")] = "tcp",
+    runs: Annotated[int, typer.Option(min=1, max=99, help="Alternating; medians count.")] = 7,
+    peer: Annotated[
+        bool | None, typer.Option("--peer/--no-peer", help="By default where it is installed.")
+    ] = None,
+) -> None:
+    """Read blocks of 64 KiB, 1 MiB and 16 MiB from another node's slab, beside Mooncake Store.
+
+    Exits 3 when the peer is asked for and not installed (make peers).
+    """
+    from workers.bench.transfer import TRANSPORTS, run_transfer_bench  # noqa: PLC0415 - heavy
+    from workers.bench.transfer_mooncake import PeerMissingError  # noqa: PLC0415 - heavy
+
+    if transport not in TRANSPORTS:
+        raise typer.BadParameter(f"{transport!r}: take one of {', '.join(TRANSPORTS)}")
+    try:
+        result = run_transfer_bench(transport, runs, peer=peer)
+    except PeerMissingError as error:
+        typer.echo(f"{error}: make peers", err=True)
+        raise typer.Exit(EXIT_NO_PEER) from None
+    _show(result, as_json=as_json)
 
 
 def _show(result: dict[str, Any], *, as_json: bool) -> None:

@@ -156,13 +156,15 @@ class Job:
         """No further op is posted. What is in flight may still arrive."""
         self.ending = cause
         self.requeue.clear()
-        flying = {part.piece for part in self.in_flight.values()}
+        pieces = self.request.pieces
+        flying = {
+            p.piece for p in self.in_flight.values() if p.length == pieces[p.piece].block_length
+        }
         sealing = {i for gather in self.gathers.values() if gather.sealing for i in gather.indices}
+        coming = sealing | flying
         for index in range(len(self.status)):
-            if self.status[index] in (PENDING, ARRIVED) and index not in sealing:
-                piece = self.request.pieces[index]
-                if index not in flying or not piece.whole or piece.local_slot in self.gathers:
-                    self.give_up(index, cause)
+            if self.status[index] in (PENDING, ARRIVED) and index not in coming:
+                self.give_up(index, cause)
         self._piece = len(self.request.pieces)
 
     def result(self, now: float, detail: str) -> TransferResult:
