@@ -120,8 +120,11 @@ def invalid(
 def _way_out(error: Mapping[str, Any], model: type[BaseModel] | None) -> str:
     if error["type"] == "missing":
         return "Give it a value."
-    name = str(error["loc"][-1]) if error["loc"] else ""
+    if "way_out" in error.get("ctx", {}):
+        return str(error["ctx"]["way_out"])
     if model is not None:
+        places = (part for part in error["loc"] if part in model.model_fields)
+        name = str(next(places, ""))
         if error["type"] == "extra_forbidden":
             return f"Known fields: {', '.join(model.model_fields)}."
         if name in model.model_fields:
@@ -137,6 +140,8 @@ def _way_out(error: Mapping[str, Any], model: type[BaseModel] | None) -> str:
 def allowed(model: type[BaseModel], name: str) -> str:
     """What a field of `model` may hold, in words: a range, the choices, or its type."""
     info = model.model_fields[name]
+    if info.description:
+        return info.description
     low = high = None
     for item in info.metadata:
         low = getattr(item, "ge", low)

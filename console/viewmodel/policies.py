@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-import types
-import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import tzinfo
-from typing import Annotated, Literal, get_args, get_origin
 
-import annotated_types
 from pydantic import ValidationError
-from pydantic.fields import FieldInfo
 
 from console.viewmodel import numbers
 from console.viewmodel.filters import FieldKind
+from console.viewmodel.spec_text import (
+    PARAMS_FIELD,
+    POLICY_FIELD,
+    SpecTextError,
+    allowed,
+    allowed_param,
+    choices,
+    is_mapping,
+    params_of,
+    read,
+    read_param,
+    show,
+)
 from console.viewmodel.table import Column, Fact, Row, Table, Text, cell, clean
 from controlplane.policies.schemas import SPEC_OF_KIND, PolicyRevision
 from controlplane.stats.schemas import Overview
+from workers.core.policies.registry import POLICY_PARAMS
 
 COLUMNS = (
     Column("policy", "KIND/SCOPE", 20, grow=True),
@@ -59,15 +68,6 @@ def _row(policy: PolicyRevision, now: float, tz: tzinfo) -> Row:
     return Row(name, cells, facts, f"policy/{name}")
 
 
-def show(value: object) -> str:
-    """A spec's value as it is written in a draft."""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    return str(value)
-
-
 @dataclass(frozen=True, slots=True)
 class FieldView:
     """One line of a draft: the name, the value as text, what is allowed, what is wrong with it."""
@@ -78,6 +78,7 @@ class FieldView:
     error: str = ""
     choices: tuple[str, ...] = ()
     was: str = ""
+    when: str = ""  # the eviction policy whose parameter it is
 
     @property
     def changed(self) -> bool:
@@ -121,83 +122,99 @@ class Checked:
         return len(self.fields) - len(self.changes)
 
 
-def check(draft: Draft) -> Checked:
-    """Validate by the schema of the kind; each error stands on the field it concerns."""
+def check(draft: Draft, *, all_params: bool = False) -> Checked:
+    """Validate by the schema of the kind; each error stands on the field it concerns.
+
+    An eviction policy's parameters are lines of their own, `decay.half_life_seconds`: those of the
+    policy that the draft names, or of every policy with `all_params`, for a form that shows them as
+    the name changes.
+    """
     model = SPEC_OF_KIND[draft.base.kind]
-    raw = {
-        name: draft.values.get(name, show(draft.base.spec.get(name, info.default))).strip()
-        for name, info in model.model_fields.items()
-    }
-    spec, errors = _validate(draft.base.kind, raw)
-    views = tuple(
-        FieldView(
-            name,
-            text,
-            allowed(model.model_fields[name]),
-            errors.get(name, ""),
-            choices(model.model_fields[name]),
-            show(draft.base.spec.get(name, model.model_fields[name].default)),
-        )
-        for name, text in raw.items()
+    values: dict[str, object] = {}
+    errors: dict[str, str] = {}
+    views: list[FieldView] = []
+    for name, info in model.model_fields.items():
+        if name == PARAMS_FIELD:
+            continue
+        was = show(draft.base.spec.get(name, info.default))
+        text = draft.values.get(name, was).strip()
+        views.append(FieldView(name, text, allowed(info), "", choices(info), was))
+        try:
+            values[name] = read(info, text)
+        except SpecTextError as error:
+            errors[name] = f"must be {error}"
+        if name == POLICY_FIELD:
+            views.extend(_params(draft, text, values, errors, all_params=all_params))
+    spec = _validate(draft.base.kind, values, errors)
+    found = tuple(replace(view, error=errors.get(view.name, "")) for view in views)
+    changes = tuple(
+        (v.name, v.was, v.text) for v in found if v.changed and v.when in ("", _policy_of(values))
     )
-    changes = tuple((v.name, v.was, v.text) for v in views if v.changed)
-    return Checked(views, spec, changes)
+    return Checked(found, None if errors else spec, changes)
 
 
-def _validate(kind: str, raw: Mapping[str, str]) -> tuple[dict[str, object] | None, dict[str, str]]:
+def texts_of(policy: PolicyRevision) -> dict[str, str]:
+    """A revision as the lines of a draft."""
+    return {view.name: view.was for view in check(Draft(policy)).fields}
+
+
+def _policy_of(values: Mapping[str, object]) -> str:
+    return str(values.get(POLICY_FIELD, ""))
+
+
+def _params(
+    draft: Draft,
+    policy: str,
+    values: dict[str, object],
+    errors: dict[str, str],
+    *,
+    all_params: bool,
+) -> list[FieldView]:
+    """Lines of parameters; what is not the default of the policy in the draft goes into `values`."""
+    base = draft.base.spec
+    known = base.get(PARAMS_FIELD)
+    active = known if isinstance(known, dict) and base.get(POLICY_FIELD) == policy else {}
+    given: dict[str, float] = {}
+    views = []
+    for name, param in params_of(policy).items():
+        line = f"{policy}.{name}"
+        was = show(float(active.get(name, param.default)))
+        text = draft.values.get(line, was).strip()
+        views.append(FieldView(line, text, allowed_param(param), was=was, when=policy))
+        try:
+            value = read_param(param, text)
+        except SpecTextError as error:
+            errors[line] = f"must be {error}"
+            continue
+        if value != param.default or name in active:
+            given[name] = value
+    values[PARAMS_FIELD] = given
+    if all_params:
+        others = [other for other in POLICY_PARAMS if other != policy]
+        views += [
+            FieldView(f"{other}.{name}", show(p.default), allowed_param(p), was=show(p.default), when=other)
+            for other in others
+            for name, p in POLICY_PARAMS[other].items()
+        ]  # fmt: skip
+    return views
+
+
+def _validate(
+    kind: str, values: Mapping[str, object], errors: dict[str, str]
+) -> dict[str, object] | None:
     model = SPEC_OF_KIND[kind]
     try:
-        return model.model_validate(dict(raw)).model_dump(mode="json"), {}
+        return model.model_validate(dict(values)).model_dump(mode="json")
     except ValidationError as error:
-        errors: dict[str, str] = {}
         for item in error.errors():
             name = str(item["loc"][0]) if item["loc"] else ""
             info = model.model_fields.get(name)
-            errors[name] = f"must be {allowed(info)}" if info else clean(item["msg"])
-        return None, errors
-
-
-def allowed(info: FieldInfo) -> str:
-    """`off | observe | enforce`, `1 to 600,000`, `true | false`."""
-    options = choices(info)
-    if options:
-        return " | ".join(options)
-    low, high = _bounds(info)
-    whole = " (whole number)" if _bare_type(info.annotation) is int else ""
-    if low is not None and high is not None:
-        return f"{_plain(low)} to {_plain(high)}{whole}"
-    return "a number" if low is None else f"at least {_plain(low)}{whole}"
-
-
-def choices(info: FieldInfo) -> tuple[str, ...]:
-    """The words that a field may have; empty for numbers."""
-    bare = _bare_type(info.annotation)
-    if bare is bool:
-        return ("true", "false")
-    return tuple(map(str, get_args(bare))) if get_origin(bare) is Literal else ()
-
-
-def _bare_type(annotation: object) -> object:
-    origin = get_origin(annotation)
-    if origin is Annotated:
-        return _bare_type(get_args(annotation)[0])
-    if origin in (typing.Union, types.UnionType):
-        return _bare_type(next(a for a in get_args(annotation) if a is not type(None)))
-    return annotation
-
-
-def _bounds(info: FieldInfo) -> tuple[float | None, float | None]:
-    low = next((m.ge for m in info.metadata if isinstance(m, annotated_types.Ge)), None)
-    high = next((m.le for m in info.metadata if isinstance(m, annotated_types.Le)), None)
-    return (_number(low), _number(high))
-
-
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, (int, float)) else None
-
-
-def _plain(value: float) -> str:
-    return f"{value:,.0f}" if float(value).is_integer() else f"{value:g}"
+            part = f"{item['loc'][1]}: " if len(item["loc"]) > 1 else ""
+            if info is None or is_mapping(info):
+                errors.setdefault(name, clean(f"{part}{item['msg']}"))
+            else:
+                errors.setdefault(name, f"must be {allowed(info)}")
+        return None
 
 
 def diff(draft: Draft, checked: Checked) -> tuple[Text, ...]:
@@ -215,15 +232,49 @@ def diff(draft: Draft, checked: Checked) -> tuple[Text, ...]:
     return tuple(lines)
 
 
+ACTS = {
+    "slo": "It acts on the next request.",
+    "scheduling": "It acts on the next request.",
+    "cache": "It acts on each node with its next heartbeat, within 2 s.",
+}
+"""When a policy of this kind is in effect; no worker restarts for any."""
+
+
 def consequences(draft: Draft, checked: Checked, overview: Overview | None) -> tuple[Text, ...]:
     """What agreeing will do, with the numbers it is judged by."""
-    lines = [Text("ok    acts on the next request; no worker restarts")]
+    acts = ACTS[draft.base.kind].removeprefix("It ").rstrip(".")
+    lines = [Text(f"ok    {acts}; no worker restarts")]
     if draft.base.scope == "default":
         lines.append(Text("ok    applies to every tenant without a policy of its own"))
+    if draft.base.kind == "cache":
+        lines.extend(_cache_lines(draft, checked))
     if draft.base.kind == "slo" and checked.spec is not None:
         lines.extend(_slo_lines(checked.spec, overview))
     lines.append(Text(f"undo  E again: the old values are r{draft.base.revision}", "muted"))
     return tuple(lines)
+
+
+def _cache_lines(draft: Draft, checked: Checked) -> list[Text]:
+    changed = {name: (old, new) for name, old, new in checked.changes}
+    lines = []
+    if POLICY_FIELD in changed:
+        old, new = changed[POLICY_FIELD]
+        lines.append(Text(f"ok    blocks stay: {new} takes over what {old} knows of their use"))
+    quotas = [name for name in changed if name.endswith("_quota_gib")]
+    if quotas:
+        lines.append(
+            Text(
+                "warn  a group over its new quota is evicted from first, until it is within", "warn"
+            )
+        )
+    if "ssd_cap_gib" in changed:
+        lines.append(
+            Text(
+                "warn  a smaller cap evicts from SSD until it is kept; a larger one must fit on the device",
+                "warn",
+            )
+        )
+    return lines  # fmt: skip
 
 
 def _slo_lines(spec: Mapping[str, object], overview: Overview | None) -> list[Text]:

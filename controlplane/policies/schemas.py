@@ -3,9 +3,12 @@
 from datetime import datetime
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 from controlplane.schema_base import Page, Schema
+from workers.core.errors import ConfigError
+from workers.core.policies.registry import DEFAULT_POLICY, check_policy
 
 PolicyKind = Literal["slo", "scheduling", "cache"]
 
@@ -28,13 +31,61 @@ class SchedulingSpec(Schema):
     max_concurrent_per_decode: Annotated[int, Field(ge=1, le=4096)] = 16
 
 
-class CacheSpec(Schema):
-    """Pool settings that act on the running agents."""
+EvictionName = Literal["decay", "credit", "lru", "lfu", "lru2", "score", "class"]
+ParamName = Annotated[str, Field(pattern=r"^[a-z0-9_]{1,64}$")]
+TenantName = Annotated[str, Field(min_length=1, max_length=256)]
+NamespaceName = Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+MAX_GIB = 1_048_576
+Gib = Annotated[float, Field(ge=0, le=MAX_GIB)]
+_QUOTA = f"at most 1000 names, each with GiB from 0 to {MAX_GIB:,}"
 
-    eviction: Literal["lru"] = "lru"
+
+class CacheSpec(Schema):
+    """Pool settings that act on the running agents.
+
+    `eviction_params` are checked against the policy that `eviction` names; what is left out has
+    its default. Quotas are per node, over all tiers: by tenant ("default" for requests without a
+    cache salt) and by namespace (hex digest); without one there is no limit but the pool's.
+    `ssd_cap_gib` null: the agent's own cap holds.
+    """
+
+    eviction: EvictionName = DEFAULT_POLICY
     store_generated: bool = False
     write_queue_blocks: Annotated[int, Field(ge=1, le=100_000)] = 500
     lease_seconds: Annotated[float, Field(ge=1, le=3600)] = 30.0
+    eviction_params: Annotated[
+        dict[ParamName, float],
+        Field(max_length=32, description="parameters of the eviction policy, each a number"),
+    ] = {}
+    pin_active_share: Annotated[float, Field(ge=0, le=0.5)] = 0.20
+    pin_active_tokens: Annotated[int, Field(ge=0, le=1_000_000)] = 512
+    tenant_quota_gib: Annotated[
+        dict[TenantName, Gib], Field(max_length=1000, description=f"tenants, {_QUOTA}")
+    ] = {}
+    namespace_quota_gib: Annotated[
+        dict[NamespaceName, Gib],
+        Field(max_length=1000, description=f"namespaces (64 hex digits), {_QUOTA}"),
+    ] = {}
+    ssd_cap_gib: Annotated[float | None, Field(ge=0, le=MAX_GIB)] = None
+    purge_replaced_weights: bool = True  # blocks of weights that were replaced and nobody serves
+
+    @field_validator("eviction_params")
+    @classmethod
+    def _fits_the_policy(cls, params: dict[str, float], info: ValidationInfo) -> dict[str, float]:
+        if "eviction" not in info.data:
+            return params  # that field has its own error
+        try:
+            check_policy(info.data["eviction"], params)
+        except ConfigError as error:
+            name = error.field.removeprefix("eviction_params.")
+            raise PydanticCustomError(
+                "eviction_param", "{name} = {given}: {problem}",
+                {
+                    "name": name, "given": str(error.value), "problem": error.problem,
+                    "way_out": error.way_out,
+                },
+            ) from error  # fmt: skip
+        return params
 
 
 PolicySpec = SloSpec | SchedulingSpec | CacheSpec
