@@ -14,8 +14,9 @@ from pathlib import Path
 import uvloop
 
 from workers.agent.server import serve
-from workers.agent.settings import AgentSettings, parse_tcp
+from workers.agent.settings import AgentSettings, parse_tcp, parse_transports
 from workers.clock import SystemClock
+from workers.cluster_secret import load_secret
 from workers.core.errors import ConfigError
 from workers.process import die_with_parent
 
@@ -56,10 +57,23 @@ def parse_arguments(arguments: Sequence[str]) -> AgentSettings:
     parser.add_argument("--directory", default="", help="etcd://host:port,... ; '' for none")
     parser.add_argument("--cluster", default="perilune", help="its name in the directory")
     parser.add_argument("--check-when-idle", action="store_true", help="look for own faults")
-    given = parser.parse_args(arguments)
-    host, port = parse_tcp(given.tcp)
-    values = {name: value for name, value in vars(given).items() if name != "tcp"}
-    return AgentSettings(**values, tcp_host=host, tcp_port=port)
+    parser.add_argument("--check-every-seconds", type=float, default=0.0, help="also when busy")
+    parser.add_argument(
+        "--secret-folder", type=Path, help="data folder with the cluster secret; none: no transfers"
+    )
+    parser.add_argument(
+        "--transports", default="shm,tcp", help="between nodes, of shm and tcp; '' for none"
+    )
+    given = vars(parser.parse_args(arguments))
+    host, port = parse_tcp(given.pop("tcp"))
+    folder, transports = given.pop("secret_folder"), given.pop("transports")
+    return AgentSettings(
+        **given,
+        tcp_host=host,
+        tcp_port=port,
+        secret=None if folder is None else load_secret(folder),
+        transports=parse_transports(transports),
+    )
 
 
 def configure_log() -> None:

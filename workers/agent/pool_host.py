@@ -128,6 +128,7 @@ class PoolHost:
     def settle(self) -> None:
         """After each change: demote ahead, and let the storage know."""
         if self.pool is not None:
+            self.pool.serve_wanted()
             self.pool.demote_ahead(self._now)
             self.storage.settle(self.pool)
 

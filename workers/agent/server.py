@@ -15,6 +15,7 @@ from workers.agent.heartbeat import Heartbeat
 from workers.agent.node import Node
 from workers.agent.settings import AgentSettings
 from workers.agent.storage import FileStorage
+from workers.agent.transfers import require_secret
 from workers.core.clock import Clock
 from workers.core.errors import ConfigError
 from workers.core.pool_integrity import check_integrity
@@ -33,12 +34,14 @@ _log = logging.getLogger(__name__)
 
 async def serve(settings: AgentSettings, clock: Clock, stop: asyncio.Event) -> None:
     """Serve until `stop` is set. ConfigError: a port, socket or slab that cannot be had."""
+    require_secret(settings)
     slab = SlabFile(settings.slab_name, settings.slab_bytes)
     try:
         async with contextlib.AsyncExitStack() as stack:
             storage = FileStorage(slab, _ssd_settings(settings), _call_soon())
             stack.callback(storage.close)
             node = Node(settings, str(slab.path), clock, private_rss_bytes, storage)
+            stack.push_async_callback(node.close)
             storage.listener = node
             node.adopt_left()
             connections = Connections(node)
@@ -73,6 +76,8 @@ def _call_soon() -> Callable[[Callable[[], None]], None]:
 
 async def _run_loops(node: Node, slab: SlabFile, stop: asyncio.Event) -> None:
     loops = [_expire_leases(node), _watch_when_idle(node, slab)]
+    if node.settings.check_every_seconds > 0:
+        loops.append(_check_anyway(node))
     if node.settings.control_plane:
         loops.append(Heartbeat(node).run())
     if node.settings.directory:
@@ -118,6 +123,14 @@ async def _watch_when_idle(node: Node, slab: SlabFile) -> None:
             check_integrity(node.pool)
 
 
+async def _check_anyway(node: Node) -> None:
+    """For long runs under load: a fault ends the agent."""
+    while True:
+        await asyncio.sleep(node.settings.check_every_seconds)
+        if node.pool is not None:
+            check_integrity(node.pool)
+
+
 async def _listen(settings: AgentSettings, connections: Connections) -> list[asyncio.Server]:
     loop = asyncio.get_running_loop()
     path = settings.socket
@@ -136,7 +149,7 @@ async def _listen(settings: AgentSettings, connections: Connections) -> list[asy
     if settings.tcp_host:
         try:
             server = await loop.create_server(
-                connections.make, settings.tcp_host, settings.tcp_port
+                connections.make_tcp, settings.tcp_host, settings.tcp_port
             )
         except OSError as error:
             servers[0].close()

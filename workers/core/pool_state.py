@@ -47,6 +47,14 @@ class PoolState(RoomyPool):
 
     def lookup(self, namespace: bytes, block_hashes: Sequence[bytes]) -> LookupReply:
         """How long a prefix is readable, from memory and from disk, and what is on its way."""
+        found = self.peek(namespace, block_hashes)
+        self.counters.lookups_total += 1
+        self.counters.lookup_blocks_total += len(block_hashes)
+        self.counters.lookup_hit_blocks_total += found.num_held + found.num_on_disk
+        return found
+
+    def peek(self, namespace: bytes, block_hashes: Sequence[bytes]) -> LookupReply:
+        """`lookup` for our own purposes: it is not counted."""
         num_held = held_prefix(lambda key: self._is_stored(namespace, key), block_hashes)
         rest = block_hashes[num_held:]
         num_on_disk = num_pending = 0
@@ -54,12 +62,11 @@ class PoolState(RoomyPool):
             num_on_disk = held_prefix(lambda key: self._is_held(namespace, key), rest)
         for key in rest:
             block = self._find(namespace, key)
-            if block is None or block.state is BlockState.ON_DISK:
+            if block is None:
+                break
+            if block.state is BlockState.ON_DISK and not self.disk.is_wanted(block):
                 break
             num_pending += 1
-        self.counters.lookups_total += 1
-        self.counters.lookup_blocks_total += len(block_hashes)
-        self.counters.lookup_hit_blocks_total += num_held + num_on_disk
         return LookupReply(num_held, num_pending, num_on_disk)
 
     def holds(self, namespace: bytes, block_hashes: Sequence[bytes]) -> str:
@@ -114,7 +121,9 @@ class PoolState(RoomyPool):
         chain = self._present(namespace, block_hashes)
         if chain:
             self._use(chain, self._open(client, owner_id, now), now)
-            self._promote([*self._disk_ancestors(chain[0]), *chain], urgency)
+            line = self._disk_ancestors(chain[0])
+            self._hold(line, owner_id)
+            self._want([*line, *chain], urgency)
         return self.lookup(namespace, block_hashes)
 
     def hint(
@@ -215,8 +224,15 @@ class PoolState(RoomyPool):
         if not held or held[-1].state is not BlockState.ON_DISK:
             return True
         line = self._disk_ancestors(held[0])
-        self._promote([*line, *held], "batch")
+        self._promote_now([*line, *held], "batch")
         return held[-1].state is not BlockState.ON_DISK
+
+    def _hold(self, blocks: Sequence[Block], owner_id: OwnerId) -> None:
+        """Pin these for an owner that there is."""
+        owner = self.owners.get(owner_id)
+        assert owner is not None, "it was opened just now"
+        for block in blocks:
+            self._pin(block, owner)
 
     @staticmethod
     def _disk_ancestors(block: Block) -> list[Block]:
@@ -346,6 +362,8 @@ class PoolState(RoomyPool):
         if load is None or not load.blocks:
             return
         self.counters.loaded_blocks_total += len(load.blocks)
+        if not load.worker:
+            return  # another node's: its transfers are counted there
         seconds_each = max(0.0, now - load.started) / len(load.blocks)
         for source, num_blocks in Counter(block.worker for block in load.blocks).items():
             num_bytes = num_blocks * self.block_bytes

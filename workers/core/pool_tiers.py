@@ -35,7 +35,8 @@ class TieredPool(PoolBase):
         """Let blocks leave until the reserve is there, or on its way; how many more do."""
         self.now = max(self.now, now)
         disk = self.disk
-        missing = self.reserve - self.slots.num_free - len(disk.leaving)
+        needed = self.reserve + disk.num_wanted
+        missing = needed - self.slots.num_free - len(disk.leaving)
         wanted = min(missing, MAX_WRITES - disk.num_writes)
         if wanted <= 0 or not disk.takes_writes:
             return 0
@@ -91,25 +92,53 @@ class TieredPool(PoolBase):
 
     # --- into memory ------------------------------------------------------------------------
 
-    def _promote(self, chain: Iterable[Block], urgency: Urgency) -> int:
-        """Begin to read what of this chain lies on disk only, head first; how many blocks.
+    def _want(self, chain: Iterable[Block], urgency: Urgency) -> None:
+        """Have what of this chain lies on disk only read as slots come free, head first.
 
-        The chain must be pinned, and come with all its ancestors that are on disk.
+        The chain must be pinned, and come with all its ancestors that are on disk. Nothing that
+        has no copy yet leaves for it, as long as copies can be made.
         """
+        for block in chain:
+            if block.state is BlockState.ON_DISK and not self.disk.want(block, urgency):
+                break
+        if not self.disk.takes_writes:
+            self._make_room(min(self.disk.num_wanted, MAX_READS - self.disk.num_reads))
+        self.serve_wanted()
+
+    def serve_wanted(self) -> int:
+        """Begin to read what is wanted, as far as slots are free; how many blocks."""
+        num_begun = 0
+        while self.slots.num_free and self.disk.num_reads < MAX_READS:
+            found = self.disk.next_wanted()
+            if found is None:
+                break
+            block, urgency = found
+            self.disk.unwant(block)
+            has_parent = block.parent is None or block.parent.near
+            if block.state is BlockState.ON_DISK and block.pins and has_parent:
+                self._begin_promotion(block, urgency)
+                num_begun += 1
+        return num_begun
+
+    def _promote_now(self, chain: Iterable[Block], urgency: Urgency) -> None:
+        """As `_want`, at once, whatever must leave for it."""
         wanted = [block for block in chain if block.state is BlockState.ON_DISK]
         room = self._make_room(min(len(wanted), MAX_READS - self.disk.num_reads))
         for block in wanted[:room]:
-            taken = self.slots.take()
-            assert taken is not None, "room was made before"
-            block.slot, block.generation = taken
-            block.state = BlockState.PROMOTING
-            self.by_slot[block.slot] = block
-            self.changed_slots.add(block.slot)
-            if block.parent is not None:
-                block.parent.num_near += 1
-                self._refresh(block.parent)
-            self.disk.start_read(block, self.block_bytes, urgency, self.now)
-        return room
+            self.disk.unwant(block)
+            self._begin_promotion(block, urgency)
+
+    def _begin_promotion(self, block: Block, urgency: Urgency) -> None:
+        taken = self.slots.take()
+        assert taken is not None, "room was made before"
+        block.slot, block.generation = taken
+        block.state = BlockState.PROMOTING
+        self.by_slot[block.slot] = block
+        self.changed_slots.add(block.slot)
+        if block.parent is not None:
+            block.parent.num_near += 1
+            self._refresh(block.parent)
+        self.disk.start_read(block, self.block_bytes, urgency, self.now)
 
     def _make_room(self, num_wanted: int) -> int:
         raise NotImplementedError

@@ -17,8 +17,9 @@ from workers.core.policies.base import BlockUse
 from workers.core.pool_evictor import TierEvictor
 from workers.core.slots import SlotTable
 
-MAX_WRITES: Final = 64
+MAX_WRITES: Final = 128
 MAX_READS: Final = 256
+MAX_WANTED: Final = 8192
 
 Urgency = Literal["first_token", "batch"]
 Problem = Literal["", "source", "full", "io", "missing", "short", "checksum"]
@@ -105,6 +106,7 @@ class DiskState:
         self.takes_writes = False
         self.cap_blocks: int | None = None
         self._promoted: dict[Block, BlockUse] = {}  # on their way into memory
+        self._wanted: dict[Urgency, dict[Block, None]] = {"first_token": {}, "batch": {}}
         self._jobs: dict[int, tuple[WriteOut | ReadIn, Block]] = {}
         self._todo: list[DiskJob] = []
         self._last_job = 0
@@ -170,6 +172,36 @@ class DiskState:
             self._count_read(outcome)
         return found
 
+    # --- wanted in memory -------------------------------------------------------------------
+
+    @property
+    def num_wanted(self) -> int:
+        return sum(map(len, self._wanted.values()))
+
+    def is_wanted(self, block: Block) -> bool:
+        return any(block in waiting for waiting in self._wanted.values())
+
+    def want(self, block: Block, urgency: Urgency) -> bool:
+        """Let a block wait for a slot; the more urgent wish counts. False: too many wait."""
+        if urgency == "batch" and block in self._wanted["first_token"]:
+            return True
+        if not self.is_wanted(block) and self.num_wanted >= MAX_WANTED:
+            return False
+        self.unwant(block)
+        self._wanted[urgency][block] = None
+        return True
+
+    def unwant(self, block: Block) -> None:
+        for waiting in self._wanted.values():
+            waiting.pop(block, None)
+
+    def next_wanted(self) -> tuple[Block, Urgency] | None:
+        """What waits for a first token goes before what waits in bulk."""
+        for urgency, waiting in self._wanted.items():
+            for block in waiting:
+                return block, urgency
+        return None
+
     # --- copies -----------------------------------------------------------------------------
 
     def arrived(self, block: Block, use: BlockUse, now: float) -> None:
@@ -190,6 +222,7 @@ class DiskState:
         """A block leaves the index."""
         self.leaving.pop(block, None)
         self.duplicates.pop(block, None)
+        self.unwant(block)
         self._promoted.pop(block, None)
         if not block.copying:
             self.free(block)

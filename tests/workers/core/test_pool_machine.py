@@ -161,6 +161,10 @@ class PoolMachine(RuleBasedStateMachine):
     def hint(self, chain: bytes, length: int, session: Any) -> None:
         self.pool.hint(SPACE, CHAINS[chain][:length], session, self.now)
 
+    @rule()
+    def serve(self) -> None:
+        self.pool.serve_wanted()
+
     @rule(chain=a_chain, owner=an_owner)
     def come_back(self, chain: bytes, owner: OwnerId) -> None:
         """All that waits for the disk ends; then a chain is used to its end."""
@@ -168,6 +172,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.disk_works(list(range(20)), "")
         keys = CHAINS[chain]
         self.pool.promote(CLIENTS[0], owner, SPACE, keys, "batch", self.now)
+        self.pool.serve_wanted()
         self.disk_works(list(range(20)), "")
         self.pool.release(owner, self.now)
         self.promised.pop(owner, None)
