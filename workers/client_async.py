@@ -7,7 +7,13 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Literal, TypeVar
 
-from workers.client_base import DEFAULT_TIMEOUT_SECONDS, Backoff, parse_address
+from workers.client_base import (
+    DEFAULT_TIMEOUT_SECONDS,
+    Backoff,
+    answer_challenge,
+    parse_address,
+    with_nonce,
+)
 from workers.core.errors import AgentUnavailableError, ProtocolError, RefusedError
 from workers.core.framing import LENGTH, decode_reply, encode_request, frame_length
 from workers.core.messages import (
@@ -36,6 +42,7 @@ from workers.core.messages import (
     WorkerCommand,
 )
 from workers.core.stats_messages import PoolStats, WorkerStatus
+from workers.core.transfer_messages import Challenge
 
 R = TypeVar("R", bound=ReplyBody)
 StreamMessage = EventBatch | Snapshot | LegReport
@@ -208,9 +215,12 @@ class _Connection:
         else:
             host, _, port = target.rpartition(":")
             reader, writer = await asyncio.open_connection(host, int(port))
+            hello = with_nonce(hello)
         connection = cls(reader, writer)
         try:
             reply = await connection.exchange(hello)
+            if isinstance(reply, Challenge):
+                reply = await connection.exchange(answer_challenge(hello, reply, address))
         except BaseException:
             writer.close()
             raise

@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import os
+import secrets
 import time
 from typing import Final
 
+import msgspec
+
+from workers.cluster_secret import SECRET_FILE, find_secret
+from workers.core.control_proof import NONCE_BYTES, agent_proved, client_proof
+from workers.core.errors import RefusedError
 from workers.core.hashing import hash_test_vector
 from workers.core.messages import ClientRole, EngineRole, Hello, KvRole
 from workers.core.stats_messages import NamespaceSpec
+from workers.core.transfer_handshake import fingerprint
+from workers.core.transfer_messages import Challenge, Prove
+from workers.data_dir import default_data_dir
 
 DEFAULT_TIMEOUT_SECONDS: Final = 1.0
 MIN_BACKOFF_SECONDS: Final = 0.05
@@ -53,6 +62,30 @@ class Backoff:
 
     def succeeded(self) -> None:
         self._failures, self._until = 0, 0.0
+
+
+def with_nonce(hello: Hello) -> Hello:
+    """For a connection over TCP, where both sides prove the cluster secret."""
+    return msgspec.structs.replace(hello, nonce=secrets.token_bytes(NONCE_BYTES))
+
+
+def answer_challenge(hello: Hello, said: Challenge, address: str) -> Prove:
+    """RefusedError: this side has no secret, or the agent does not know it."""
+    folder = default_data_dir()
+    secret = find_secret(folder)
+    if secret is None:
+        raise RefusedError(
+            "secret",
+            f"{address}: node {said.node_id} asks for the cluster secret and {folder} has none. "
+            f"Copy `{SECRET_FILE}` (mode 0600) from that node's data folder into it.",
+        )
+    if not agent_proved(secret, hello, said):
+        raise RefusedError(
+            "secret",
+            f"{address}: node {said.node_id} has another cluster secret ({said.fingerprint}) than "
+            f"{folder} ({fingerprint(secret)}). Copy `{SECRET_FILE}` from one to the other.",
+        )
+    return Prove(client_proof(secret, hello, said))
 
 
 def parse_address(address: str) -> tuple[str, str]:

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from typing import Final, cast
 
 from workers.agent.events import Subscriber
 from workers.agent.node import Node
 from workers.agent.session import Session
+from workers.core.control_proof import NONCE_BYTES, challenge, client_proved
 from workers.core.errors import ProtocolError
 from workers.core.framing import FrameBuffer, decode_request, encode_reply
 from workers.core.messages import Hello, Refused, ReplyBody, Request, Welcome
+from workers.core.transfer_handshake import fingerprint
+from workers.core.transfer_messages import Challenge, Prove
 
 HELLO_TIMEOUT_SECONDS: Final = 10.0
 MAX_CONNECTIONS: Final = 1024
@@ -29,8 +33,14 @@ class Connections:
         self._last_number = 0
 
     def make(self) -> Connection:
+        """For a socket whose file says who may connect."""
         self._last_number += 1
         return Connection(self, self._last_number)
+
+    def make_tcp(self) -> Connection:
+        """For a network: the client proves the cluster secret, where the agent has one."""
+        self._last_number += 1
+        return Connection(self, self._last_number, self.node.settings.secret)
 
     def close_all(self) -> None:
         for connection in list(self.open):
@@ -40,10 +50,12 @@ class Connections:
 class Connection(asyncio.Protocol):
     """Runs on the event loop; every request is answered before the next is read."""
 
-    def __init__(self, connections: Connections, number: int) -> None:
+    def __init__(self, connections: Connections, number: int, secret: bytes | None = None) -> None:
         self._connections = connections
         self._node = connections.node
         self._number = number
+        self._secret = secret
+        self._challenged: tuple[Hello, Challenge] | None = None
         self._frames = FrameBuffer()
         self._session: Session | None = None
         self._transport: asyncio.Transport | None = None
@@ -105,8 +117,12 @@ class Connection(asyncio.Protocol):
             return
         if self._session is not None:
             self._send(request.seq, self._node.handle(self._session, request.body))
-        elif isinstance(request.body, Hello):
+        elif isinstance(request.body, Hello) and self._secret is None:
             self._greet(request.seq, request.body)
+        elif isinstance(request.body, Hello) and self._secret is not None:
+            self._challenge(request.seq, request.body, self._secret)
+        elif isinstance(request.body, Prove) and self._challenged and self._secret is not None:
+            self._judge(request.seq, request.body.proof, self._secret)
         else:
             self._refuse(request.seq, Refused("hello_first", "Say Hello before anything else."))
 
@@ -121,6 +137,22 @@ class Connection(asyncio.Protocol):
             self._hello_timer.cancel()
         _log.info("client_joined client=%s role=%s n=%d", hello.client_id, hello.role, self._number)
         self._send(seq, reply)
+
+    def _challenge(self, seq: int, hello: Hello, secret: bytes) -> None:
+        node_id, nonce = self._node.settings.node_id, secrets.token_bytes(NONCE_BYTES)
+        said = challenge(secret, hello, node_id, nonce, fingerprint(secret))
+        self._challenged = (hello, said)
+        self._send(seq, said)
+
+    def _judge(self, seq: int, proof: bytes, secret: bytes) -> None:
+        assert self._challenged is not None
+        hello, said = self._challenged
+        self._challenged = None
+        if client_proved(secret, hello, said, proof):
+            self._greet(seq, hello)
+            return
+        _log.warning("client_refused client=%s code=secret", hello.client_id)
+        self._refuse(seq, Refused("secret", f"{hello.client_id} did not prove the cluster secret"))
 
     def _make_subscriber(self) -> Subscriber:
         return Subscriber(self._node.log, self._node.readable_runs, self._write)

@@ -7,9 +7,12 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
 
+import msgspec
+
 from workers.agent.cache_ops import CacheOps
 from workers.agent.cache_policy import CachePolicy
 from workers.agent.events import EventLog, Subscriber
+from workers.agent.fetch import Fetcher
 from workers.agent.handshake import (
     MAX_NAMESPACES,
     check_block_tokens,
@@ -21,6 +24,7 @@ from workers.agent.pool_host import PoolHost, Storage
 from workers.agent.pool_requests import PoolRequests
 from workers.agent.session import Session
 from workers.agent.settings import AgentSettings
+from workers.agent.transfers import NodeTransfers
 from workers.core.blocks import SLOT_HEADER_BYTES, slot_bytes_of
 from workers.core.clock import Clock
 from workers.core.hashing import namespace_digest
@@ -83,9 +87,12 @@ class Node:
         self._commands_seen: dict[str, None] = {}
         self.namespaces: dict[bytes, NamespaceSpec] = {}
         self.pool_requests = PoolRequests(self)
+        self.transfers = NodeTransfers(settings, self.incarnation, slab_path)
+        self.fetcher = Fetcher(self, self.transfers)
         self._handlers: dict[type, Callable[[Session, Any], ReplyBody]] = {
             **self.pool_requests.handlers(),
             **CacheOps(self).handlers(),
+            **self.fetcher.handlers(),
             LegReport: self._leg_report,
             ReportWorkers: self._report_workers,
             Subscribe: self._subscribe,
@@ -97,6 +104,15 @@ class Node:
     def pool(self) -> PoolState | None:
         """None until a worker brought a namespace, or a former agent's pool was adopted."""
         return self.host.pool
+
+    @property
+    def node_id(self) -> str:
+        return self.settings.node_id
+
+    async def close(self) -> None:
+        """End what moves bytes between nodes, before the slab goes."""
+        self.transfers.close()
+        await self.fetcher.close()
 
     # --- connections ------------------------------------------------------------------------
 
@@ -121,13 +137,15 @@ class Node:
             num_slots=0 if self.pool is None else self.pool.slots.num_slots,
             lease_seconds=self.host.limits.lease_seconds,
             namespace=session.namespace,
+            transfers=self.transfers.addresses,
+            namespaces={digest: spec.block_bytes for digest, spec in self.namespaces.items()},
         )
 
     def goodbye(self, connection: int) -> None:
         """A connection ended, in whatever way."""
         if self.sessions.pop(connection, None) is not None and self.pool is not None:
             self.pool.abandon_client(connection)
-            self._publish()
+            self.publish()
 
     def handle(self, session: Session, body: RequestBody) -> ReplyBody:
         """Do what is asked. Events that come of it are with the subscribers before the reply."""
@@ -137,7 +155,7 @@ class Node:
         except TooManyOwnersError as error:
             return Refused("too_many_owners", str(error))
         finally:
-            self._publish()
+            self.publish()
 
     def adopt_left(self) -> None:
         """Go on with what a former agent left in the slab. Once, before anybody connects."""
@@ -147,14 +165,14 @@ class Node:
                 "slab_adopted blocks=%d lost=%d quarantined_slots=%d",
                 self.host.num_adopted, self.host.num_lost, len(self.pool.quarantined),
             )  # fmt: skip
-        self._publish()
+        self.publish()
 
     # --- from the loops ---------------------------------------------------------------------
 
     def expire(self) -> int:
         """End what outlived its lease; how many owners."""
         num_expired = self.host.tick()
-        self._publish()
+        self.publish()
         return num_expired
 
     def disk_opened(self, opened: TierOpened) -> None:
@@ -166,19 +184,19 @@ class Node:
             opened.max_slots,
             num_adopted,
         )
-        self._publish()
+        self.publish()
 
     def disk_grown(self, num_slots: int) -> None:
         self.host.disk_grown(num_slots)
-        self._publish()
+        self.publish()
 
     def disk_full(self, full: bool) -> None:
         self.host.disk_full(full)
-        self._publish()
+        self.publish()
 
     def disk_done(self, outcome: Outcome) -> None:
         self.host.disk_done(outcome)
-        self._publish()
+        self.publish()
 
     def stats(self) -> PoolStats:
         facts = AgentFacts(
@@ -188,12 +206,21 @@ class Node:
             self.host.slab_bytes,
             self._rss_bytes(),
         )
-        return pool_stats(facts, self.host, self.legs, self._namespace_infos(), self.workers)
+        stats = pool_stats(facts, self.host, self.legs, self._namespace_infos(), self.workers)
+        if self.transfers.engine is None:
+            return stats
+        moved = self.transfers.stats()
+        return msgspec.structs.replace(
+            stats,
+            endpoint=self.settings.peer_endpoint,
+            moved_bytes_total=sum(pair.bytes_total for pair in moved.pairs),
+            transfers=moved,
+        )
 
     def apply_cache_policy(self, policy: CachePolicy, revision: int = 0) -> None:
         """Live; see `PoolHost.apply`."""
         self.host.apply(policy, revision)
-        self._publish()
+        self.publish()
 
     def shrink_slab(self, slab_bytes: int) -> None:
         """The machine cannot back more than this: use no slot beyond it, then or later."""
@@ -260,16 +287,17 @@ class Node:
         session.namespace = digest
         if self.pool is None or self.pool.block_bytes != spec.block_bytes:
             self._begin_pool(spec.block_bytes)
+        self.transfers.follow(self.pool, self.namespaces)
         return None
 
     def _begin_pool(self, block_bytes: int) -> None:
         """A pool for blocks of this size; an adopted one of another that nobody joined gives way."""
         if self.pool is not None:
             self.host.give_up()
-            self._publish()
+            self.publish()
         self.host.begin(block_bytes)
 
-    def _publish(self) -> None:
+    def publish(self) -> None:
         """Changes are noted and told before any reply leaves."""
         self.host.settle()
         events = [] if self.pool is None else self.pool.take_events()

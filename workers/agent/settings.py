@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from workers.core.errors import ConfigError
 from workers.directory.address import parse_directory
+
+TRANSPORTS: Final = ("shm", "tcp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +30,12 @@ class AgentSettings:
     touch_bytes_per_second: float = 256 << 20
     heartbeat_seconds: float = 1.0
     check_when_idle: bool = False
+    check_every_seconds: float = 0.0  # busy or not; 0 = never
     directory: str = ""  # etcd://host:port,... ; "" = none
     cluster: str = "perilune"  # its name there
     ssd_path: Path | None = None  # a folder on the device; None = no SSD tier
+    secret: bytes | None = field(default=None, repr=False)  # the cluster's; None: no transfers
+    transports: tuple[str, ...] = TRANSPORTS
     ssd_bytes: int = 0  # 0 = a tenth of what is free there
 
     def __post_init__(self) -> None:
@@ -48,6 +54,11 @@ class AgentSettings:
             raise ConfigError("node_id", self.node_id, "is empty", "Name the node, e.g. n1.")
 
     @property
+    def peer_endpoint(self) -> str:
+        """Where agents of other nodes find this one."""
+        return f"tcp:{self.tcp_host}:{self.tcp_port}" if self.tcp_host and self.tcp_port else ""
+
+    @property
     def endpoint(self) -> str:
         """Where gateways of this host find the agent."""
         return f"unix:{self.socket.absolute()}"
@@ -61,6 +72,17 @@ def parse_tcp(address: str) -> tuple[str, int]:
     if not colon or not host or not port.isdigit() or int(port) > 65_535:
         raise ConfigError("tcp", address, "is no host:port", "Say, for instance, 127.0.0.1:7710.")
     return host, int(port)
+
+
+def parse_transports(text: str) -> tuple[str, ...]:
+    """Names, separated by commas. ConfigError."""
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    for name in names:
+        if name not in TRANSPORTS:
+            raise ConfigError(
+                "transports", name, "is not known here", f"Take of: {', '.join(TRANSPORTS)}."
+            )
+    return names
 
 
 def _require_positive(field: str, value: float) -> None:

@@ -16,6 +16,7 @@ import msgspec
 
 from workers.core.cache_messages import CacheReply, CacheRequest
 from workers.core.stats_messages import NamespaceSpec, PoolStats, TierName, WorkerStatus
+from workers.core.transfer_messages import TransferReplies, TransferRequests
 
 PROTOCOL_VERSION: Final = 1
 MAX_FRAME_BYTES: Final = 16 * 1024 * 1024
@@ -29,7 +30,7 @@ RemovalCause = Literal[
     "tier_lost",  # the device under it failed or was taken away
 ]
 
-ClientRole = Literal["worker", "gateway", "supervisor", "cli"]
+ClientRole = Literal["worker", "gateway", "supervisor", "cli", "agent"]
 KvRole = Literal["kv_producer", "kv_consumer", "kv_both"]
 EngineRole = Literal["scheduler", "worker"]
 """Which half of the connector speaks: vLLM runs them in two processes."""
@@ -64,6 +65,7 @@ class Hello(msgspec.Struct, tag=True, frozen=True):
     namespace: NamespaceSpec | None = None
     kv_role: KvRole = "kv_both"
     engine_role: EngineRole = "worker"
+    nonce: bytes = b""  # 32 random bytes over TCP, for the proof
 
 
 class Lookup(msgspec.Struct, tag=True, frozen=True):
@@ -216,6 +218,8 @@ class Welcome(msgspec.Struct, tag=True, frozen=True):
     num_slots: int
     lease_seconds: float
     namespace: bytes = b""
+    transfers: dict[str, str] = {}  # where blocks can be read from: address by transport
+    namespaces: dict[bytes, int] = {}  # digest -> bytes of a block
 
 
 class Refused(msgspec.Struct, tag=True, frozen=True):
@@ -354,6 +358,7 @@ RequestBody = (
     | Subscribe
     | GetStats
     | CacheRequest
+    | TransferRequests
 )
 ReplyBody = (
     Welcome
@@ -369,6 +374,7 @@ ReplyBody = (
     | LegReport
     | PoolStats
     | CacheReply
+    | TransferReplies
 )
 
 

@@ -9,6 +9,8 @@ from typing import Literal
 
 import msgspec
 
+from workers.core.transfer_stats import TransferStats
+
 TierName = Literal["dram", "ssd"]
 
 
@@ -150,6 +152,8 @@ class PoolStats(msgspec.Struct, tag=True, frozen=True):
     starved_by_pins_total: int = 0
     corrupt_total: int = 0
     leases_expired_total: int = 0
+    endpoint: str = ""  # where other nodes' agents reach this one; "" = nowhere
+    transfers: TransferStats = TransferStats()
     moved_bytes_total: int = 0  # between nodes; shared memory is not moved
     shm_bytes_by_pair: dict[str, int] = {}  # "p1>d1": bytes stored by p1 and loaded by d1
     shm_seconds_by_pair: dict[str, float] = {}

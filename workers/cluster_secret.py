@@ -37,6 +37,11 @@ def load_secret(data_dir: Path) -> bytes:
     return secret
 
 
+def find_secret(data_dir: Path) -> bytes | None:
+    """What `load_secret` would read; None where none was made yet. ConfigError as there."""
+    return load_secret(data_dir) if (data_dir / SECRET_FILE).exists() else None
+
+
 def _make(path: Path) -> None:
     """Whole or not at all, and never over another process's: the first one wins."""
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,213 @@
+"""One agent pulls another's blocks, over TCP and over shared memory."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from workers.client import AgentClient
+from workers.core.errors import RefusedError
+from workers.core.hashing import block_hashes, namespace_digest, root_hash
+from workers.core.messages import LookupReply, StoredSlot
+from workers.core.stats_messages import NamespaceSpec
+from workers.core.transfer_messages import Fetch, HolderRef
+from workers.pool.arena import Slab, checksum_of
+
+WAIT_SECONDS = 30.0
+
+
+@dataclass
+class Node:
+    """An agent and one worker of it."""
+
+    agent: Any
+    client: AgentClient
+    port: int
+
+    @property
+    def holder(self) -> HolderRef:
+        welcome = self.client.welcome
+        assert welcome is not None
+        return HolderRef(welcome.node_id, f"tcp:127.0.0.1:{self.port}", welcome.incarnation)
+
+    def slab(self) -> Slab:
+        welcome = self.client.welcome
+        assert welcome is not None
+        return Slab.attach(welcome.slab_path, welcome.slot_bytes, welcome.header_bytes)
+
+
+Pair = tuple[Node, Node]
+MakePair = Callable[..., Pair]
+
+
+@pytest.fixture
+def make_pair(
+    make_agent: Callable[..., Any],
+    free_port: Callable[[], int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> MakePair:
+    monkeypatch.setenv("PERILUNE_HOME", str(tmp_path))
+
+    def make(transports: str = "tcp", slab_bytes: int = 4 << 20) -> Pair:
+        nodes = []
+        for name in ("n1", "n2"):
+            port = free_port()
+            agent = make_agent(
+                "--node-id", name, "--tcp", f"127.0.0.1:{port}", "--secret-folder",
+                str(tmp_path), "--transports", transports, slab_bytes=slab_bytes,
+            )  # fmt: skip
+            agent.start()
+            worker = agent.worker(f"w-{name}")
+            nodes.append(Node(agent, worker, port))
+        return nodes[0], nodes[1]
+
+    return make
+
+
+@pytest.fixture
+def block_bytes(spec: NamespaceSpec) -> int:
+    return spec.block_bytes
+
+
+@pytest.fixture
+def chain(spec: NamespaceSpec) -> tuple[bytes, list[bytes]]:
+    namespace = namespace_digest(spec)
+    keys = block_hashes(root_hash(namespace, None, None), list(range(64 * 40)), 64)
+    return namespace, [bytes(key) for key in keys]
+
+
+def content(key: bytes, length: int) -> bytes:
+    return (key * (length // len(key) + 1))[:length]
+
+
+def store(node: Node, namespace: bytes, keys: list[bytes], block_bytes: int) -> None:
+    slab = node.slab()
+    prepared = node.client.prepare_store("transfer:seed", namespace, b"", keys)
+    done = []
+    for key, ref in zip(keys, prepared.slots, strict=True):
+        assert ref is not None
+        checksum = slab.write_block(ref.slot, ref.generation, key, content(key, block_bytes))
+        done.append(StoredSlot(ref.slot, ref.generation, checksum))
+    node.client.complete_store("transfer:seed", done)
+    node.client.release("transfer:seed")
+    slab.close()
+
+
+def fetch(node: Node, holder: HolderRef, namespace: bytes, keys: list[bytes]) -> LookupReply:
+    return node.client.call(Fetch("transfer:t", namespace, keys, holder), LookupReply)
+
+
+def settled(node: Node, namespace: bytes, keys: list[bytes]) -> LookupReply:
+    """The first lookup without anything under way."""
+    deadline = time.monotonic() + WAIT_SECONDS
+    while True:
+        found = node.client.lookup(namespace, keys)
+        if not found.num_pending:
+            return found
+        assert time.monotonic() < deadline, found
+        time.sleep(0.01)
+
+
+def check_bytes(node: Node, namespace: bytes, keys: list[bytes]) -> None:
+    slab = node.slab()
+    refs = node.client.prepare_load("load:check", namespace, keys)
+    assert len(refs) == len(keys)
+    for key, ref in zip(keys, refs, strict=True):
+        block = slab.read_block(ref.slot, ref.generation, key)
+        assert block is not None
+        assert block == content(key, len(block))
+        assert checksum_of(block)
+    node.client.release("load:check")
+    slab.close()
+
+
+@pytest.mark.parametrize("transport", ["tcp", "shm"])
+def test_blocks_travel_and_are_the_same(
+    make_pair: MakePair, chain: tuple[bytes, list[bytes]], block_bytes: int, transport: str
+) -> None:
+    one, two = make_pair(transport)
+    namespace, keys = chain
+    store(one, namespace, keys[:32], block_bytes)
+    first = fetch(two, one.holder, namespace, keys)
+    assert first.num_held + first.num_pending >= 32
+    assert settled(two, namespace, keys).num_held == 32  # the rest nobody has
+    check_bytes(two, namespace, keys[:32])
+    stats = two.client.stats()
+    assert stats.moved_bytes_total == 32 * block_bytes
+    (pair,) = stats.transfers.pairs
+    assert (pair.source, pair.destination, pair.transport) == ("n1", "n2", transport)
+    # The holder's pins go with the fetch; ours stay with the transfer until it is released.
+    deadline = time.monotonic() + WAIT_SECONDS
+    while one.client.stats().pinned_blocks:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert two.client.stats().pinned_blocks == 32
+    two.client.release("transfer:t")
+    assert two.client.stats().pinned_blocks == 0
+
+
+def test_what_is_here_is_not_fetched_again(
+    make_pair: MakePair, chain: tuple[bytes, list[bytes]], block_bytes: int
+) -> None:
+    one, two = make_pair()
+    namespace, keys = chain
+    store(one, namespace, keys[:8], block_bytes)
+    store(two, namespace, keys[:6], block_bytes)
+    fetch(two, one.holder, namespace, keys[:8])
+    assert settled(two, namespace, keys[:8]).num_held == 8
+    assert two.client.stats().moved_bytes_total == 2 * block_bytes
+
+
+def test_a_stopped_holder_is_a_miss_in_bounded_time(
+    make_pair: MakePair, chain: tuple[bytes, list[bytes]], block_bytes: int
+) -> None:
+    one, two = make_pair()
+    namespace, keys = chain
+    store(one, namespace, keys[:8], block_bytes)
+    os.kill(one.agent.pid, signal.SIGSTOP)
+    try:
+        began = time.monotonic()
+        fetch(two, one.holder, namespace, keys[:8])
+        assert settled(two, namespace, keys[:8]) == LookupReply(0)
+        assert time.monotonic() - began < 20
+    finally:
+        os.kill(one.agent.pid, signal.SIGCONT)
+    two.client.release("transfer:t")
+    assert two.client.stats().used_blocks == 0
+
+
+def test_c09_another_life_of_the_holder_is_not_read(
+    make_pair: MakePair, chain: tuple[bytes, list[bytes]], block_bytes: int
+) -> None:
+    one, two = make_pair()
+    namespace, keys = chain
+    store(one, namespace, keys[:8], block_bytes)
+    old = HolderRef("n1", one.holder.endpoint, one.holder.incarnation - 1)
+    fetch(two, old, namespace, keys[:8])
+    assert settled(two, namespace, keys[:8]).num_held == 0
+    fetch(two, one.holder, namespace, keys[:8])
+    assert settled(two, namespace, keys[:8]).num_held == 8
+
+
+def test_nothing_is_told_without_the_cluster_secret(
+    make_pair: MakePair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, _ = make_pair()
+    for folder in (tmp_path / "none", tmp_path / "other"):
+        folder.mkdir()
+        if folder.name == "other":
+            (folder / "transfer-secret").write_text("ab" * 32)
+            (folder / "transfer-secret").chmod(0o600)
+        monkeypatch.setenv("PERILUNE_HOME", str(folder))
+        stranger = AgentClient(one.holder.endpoint, one.agent.hello("cli", "x"))
+        with pytest.raises(RefusedError, match="cluster secret"):
+            stranger.connect()
+        stranger.close()

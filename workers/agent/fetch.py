@@ -1,0 +1,265 @@
+"""Pulls blocks of another node into slots of this one, when a worker asks for them.
+
+    slots reserved here -> blocks pinned there -> bytes pulled, a batch at a time -> readable here
+
+A block that cannot be had is a failed write: it stops to be pending, and the worker computes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Final, Protocol
+
+from workers.agent.session import Session
+from workers.agent.transfers import NodeTransfers
+from workers.client_async import AsyncAgentClient
+from workers.client_base import make_hello
+from workers.core.clock import Clock
+from workers.core.errors import AgentUnavailableError, ProtocolError, RefusedError
+from workers.core.ids import OwnerId
+from workers.core.messages import (
+    Hello,
+    LookupReply,
+    PreparedLoad,
+    PrepareLoad,
+    ReplyBody,
+    SlotRef,
+    StoredSlot,
+)
+from workers.core.pool_state import ClientRef, PoolState
+from workers.core.stats_messages import NamespaceSpec
+from workers.core.transfer_handshake import StaleIncarnationError
+from workers.core.transfer_messages import Fetch, HolderRef
+from workers.core.transfer_types import Piece, Priority, TransferRequest, TransferResult
+from workers.transfer.engine import TransferEngine
+
+FETCH_SECONDS: Final = 10.0
+LOCATE_SECONDS: Final = 1.0
+PROMOTE_SECONDS: Final = 2.0
+PROMOTE_POLL_SECONDS: Final = 0.01
+MAX_FETCHES: Final = 256
+MAX_PEERS: Final = 256
+BATCH_BYTES: Final = 8 << 20
+"""Blocks become readable in batches of about this size: decode starts on the first ones."""
+
+_log = logging.getLogger(__name__)
+
+
+class FetchingNode(Protocol):
+    """What of the node is needed here."""
+
+    clock: Clock
+    namespaces: dict[bytes, NamespaceSpec]
+
+    @property
+    def pool(self) -> PoolState | None: ...
+    @property
+    def node_id(self) -> str: ...
+    def publish(self) -> None:
+        """Tell subscribers what changed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """One block and the slot that waits for it."""
+
+    key: bytes
+    slot: SlotRef
+
+
+@dataclass(slots=True)
+class _Job:
+    body: Fetch
+    owner: OwnerId
+    client: ClientRef
+    wanted: list[_Wanted]
+    deadline: float
+
+
+class Fetcher:
+    """Runs in the agent's loop; `close` before the transfers are closed."""
+
+    def __init__(self, node: FetchingNode, transfers: NodeTransfers) -> None:
+        self._node = node
+        self._transfers = transfers
+        self._numbers = count(1)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._peers: OrderedDict[str, AsyncAgentClient] = OrderedDict()
+        self.counts = {"fetches": 0, "blocks_fetched": 0, "blocks_missing": 0, "refused": 0}
+
+    def handlers(self) -> dict[type, Callable[[Session, Fetch], ReplyBody]]:
+        return {Fetch: self.fetch}
+
+    def fetch(self, session: Session, body: Fetch) -> ReplyBody:
+        """Begin; what is under way by then counts as pending in the reply."""
+        pool = self._node.pool
+        if pool is None or body.namespace not in self._node.namespaces:
+            return LookupReply(0)
+        found = pool.peek(body.namespace, body.block_hashes)
+        present = found.num_held + max(found.num_pending, found.num_on_disk)
+        engine = self._transfers.engine
+        if present >= len(body.block_hashes) or engine is None:
+            return found
+        if len(self._tasks) >= MAX_FETCHES or body.holder.node_id == self._node.node_id:
+            self.counts["refused"] += 1
+            return found
+        self._begin(session, body, pool, present, engine)
+        return pool.peek(body.namespace, body.block_hashes)
+
+    async def close(self) -> None:
+        """End every fetch and every connection to a peer."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        for client in self._peers.values():
+            await client.close()
+        self._peers.clear()
+
+    # --- one fetch --------------------------------------------------------------------------
+
+    def _begin(
+        self, session: Session, body: Fetch, pool: PoolState, present: int, engine: TransferEngine
+    ) -> None:
+        number, now = next(self._numbers), self._node.clock.monotonic()
+        # A connection of its own in the pool's eyes: what it was writing ends with it.
+        client = ClientRef(-number, body.holder.node_id)
+        owner = OwnerId(f"fetch:{self._node.node_id}:{number}")
+        parent = body.block_hashes[present - 1] if present else b""
+        keys = body.block_hashes[present:]
+        prepared = pool.prepare_store(client, owner, body.namespace, parent, keys, now, body.tenant)
+        wanted = [
+            _Wanted(key, slot)
+            for key, slot in zip(keys, prepared.slots, strict=True)
+            if slot is not None
+        ]
+        pool.pin_prefix(session.client, OwnerId(body.owner), body.namespace, body.block_hashes, now)
+        if not wanted:
+            pool.release(owner, now)
+            return
+        self.counts["fetches"] += 1
+        job = _Job(body, owner, client, wanted, now + FETCH_SECONDS)
+        task = asyncio.get_running_loop().create_task(self._run(pool, engine, job))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _run(self, pool: PoolState, engine: TransferEngine, job: _Job) -> None:
+        client = self._peer(job.body.holder)
+        try:
+            slots = await self._locate(client, job)
+            welcome = client.welcome
+            assert welcome is not None
+            if job.body.holder.incarnation not in (0, welcome.incarnation):
+                raise StaleIncarnationError(
+                    welcome.node_id, job.body.holder.incarnation, welcome.incarnation
+                )
+            engine.set_peer(self._transfers.peer(welcome))
+            pieces = [
+                Piece(there.slot, there.generation, one.slot.slot, one.slot.generation, one.key,
+                      pool.block_bytes)
+                for one, there in zip(job.wanted, slots, strict=False)
+            ]  # fmt: skip
+            await self._pull(pool, engine, job, pieces, welcome.incarnation)
+        except (AgentUnavailableError, RefusedError, ProtocolError, ValueError) as error:
+            holder = job.body.holder
+            _log.warning("fetch_failed holder=%s error=%s", holder.node_id, error)
+        finally:
+            self._end(pool, job)
+            with contextlib.suppress(AgentUnavailableError, RefusedError, ProtocolError):
+                await client.release(job.owner)
+
+    def _end(self, pool: PoolState, job: _Job) -> None:
+        """What is still being written was not had."""
+        before = pool.counters.store_failed_total
+        pool.abandon_client(job.client.connection)
+        self.counts["blocks_missing"] += pool.counters.store_failed_total - before
+        pool.release(job.owner, self._node.clock.monotonic())
+        self._node.publish()
+
+    async def _locate(self, client: AsyncAgentClient, job: _Job) -> list[SlotRef]:
+        """Pin the blocks at their holder; where they are. Those on its SSD are brought up first."""
+        body = job.body
+        keys = [one.key for one in job.wanted]
+        load = PrepareLoad(job.owner, body.namespace, keys)
+        located = await client.call(load, PreparedLoad, LOCATE_SECONDS)
+        if len(located.slots) < len(keys):
+            reply = await client.promote(job.owner, body.namespace, keys, body.urgency)
+            if reply.num_on_disk or reply.num_pending:
+                await self._promoted(client, job, keys)
+                located = await client.call(load, PreparedLoad, LOCATE_SECONDS)
+        return located.slots
+
+    async def _promoted(self, client: AsyncAgentClient, job: _Job, keys: Sequence[bytes]) -> None:
+        """Until all that the holder has of it is in its memory, or for as long as that may take."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(PROMOTE_SECONDS):
+                while True:
+                    await asyncio.sleep(PROMOTE_POLL_SECONDS)
+                    found = await client.lookup(job.body.namespace, keys)
+                    if not found.num_on_disk and not found.num_pending:
+                        return
+
+    async def _pull(
+        self,
+        pool: PoolState,
+        engine: TransferEngine,
+        job: _Job,
+        pieces: list[Piece],
+        incarnation: int,
+    ) -> None:
+        size = max(1, BATCH_BYTES // max(1, pool.block_bytes))
+        batches = [pieces[start : start + size] for start in range(0, len(pieces), size)]
+        futures = [
+            engine.submit(
+                TransferRequest(
+                    f"{job.owner}.{index}", job.body.holder.node_id, tuple(batch), job.deadline,
+                    Priority(job.body.urgency), incarnation=incarnation,
+                )
+            )
+            for index, batch in enumerate(batches)
+        ]  # fmt: skip
+        try:
+            for batch, future in zip(batches, futures, strict=True):
+                self._landed(pool, batch, await asyncio.wrap_future(future))
+        except asyncio.CancelledError:
+            # Only a result says that nothing writes into the slots any more.
+            for index in range(len(batches)):
+                engine.cancel(f"{job.owner}.{index}")
+            raise
+
+    def _landed(self, pool: PoolState, batch: list[Piece], result: TransferResult) -> None:
+        slab = self._transfers.slab
+        stored, failed = [], []
+        for index, piece in enumerate(batch):
+            header = None if slab is None else slab.read_header(piece.local_slot)
+            if index in result.missing or header is None:
+                failed.append(SlotRef(piece.local_slot, piece.local_generation))
+            else:
+                stored.append(StoredSlot(piece.local_slot, piece.local_generation, header.checksum))
+        pool.complete_store(self._node.clock.monotonic(), stored, failed)
+        self.counts["blocks_fetched"] += len(stored)
+        self.counts["blocks_missing"] += len(failed)
+        self._node.publish()
+
+    # --- peers ------------------------------------------------------------------------------
+
+    def _peer(self, holder: HolderRef) -> AsyncAgentClient:
+        client = self._peers.get(holder.endpoint)
+        if client is None:
+            client = AsyncAgentClient(holder.endpoint, self._hello(), LOCATE_SECONDS)
+            self._peers[holder.endpoint] = client
+            if len(self._peers) > MAX_PEERS:
+                _, oldest = self._peers.popitem(last=False)
+                self._tasks.add(task := asyncio.get_running_loop().create_task(oldest.close()))
+                task.add_done_callback(self._tasks.discard)
+        self._peers.move_to_end(holder.endpoint)
+        return client
+
+    def _hello(self) -> Hello:
+        return make_hello("agent", self._node.node_id)

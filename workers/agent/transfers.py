@@ -1,0 +1,137 @@
+"""The node's transfers with other nodes: an engine that pulls, and a server that lets others pull.
+
+Both begin when the pool has slots, and begin anew when the slots change.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from workers.agent.settings import AgentSettings
+from workers.core.blocks import SLOT_HEADER_BYTES, slot_bytes_of
+from workers.core.errors import ConfigError
+from workers.core.messages import Welcome
+from workers.core.pool_state import PoolState
+from workers.core.stats_messages import NamespaceSpec
+from workers.core.transfer_handshake import SlabFacts
+from workers.core.transfer_stats import TransferStats
+from workers.pool.arena import Slab
+from workers.transfer.base import PeerAddress, SlotMemory, Transport
+from workers.transfer.engine import TransferEngine
+from workers.transfer.shm import ShmTransport
+from workers.transfer.tcp import TcpTransport
+from workers.transfer.tcp_server import TcpServer
+
+PARALLELISM: Final = 2
+_log = logging.getLogger(__name__)
+
+
+class NodeTransfers:
+    """`engine` is None until `begin`, and where the node has no secret or no transport."""
+
+    def __init__(self, settings: AgentSettings, incarnation: int, slab_path: str) -> None:
+        self._settings = settings
+        self._incarnation = incarnation
+        self._slab_path = slab_path
+        self._memory: SlotMemory | None = None
+        self._server: TcpServer | None = None
+        self._pool: PoolState | None = None
+        self.engine: TransferEngine | None = None
+        self.problem = ""
+
+    @property
+    def enabled(self) -> bool:
+        return self._settings.secret is not None and bool(self._settings.transports)
+
+    @property
+    def slab(self) -> Slab | None:
+        return None if self._memory is None else self._memory.slab
+
+    @property
+    def addresses(self) -> dict[str, str]:
+        """Where peers can read this node's slots: address by transport."""
+        if self._memory is None:
+            return {}
+        found = {"shm": self._slab_path} if "shm" in self._settings.transports else {}
+        if self._server is not None:
+            host, port = self._server.address
+            found["tcp"] = f"{host}:{port}"
+        return found
+
+    def follow(self, pool: PoolState | None, namespaces: dict[bytes, NamespaceSpec]) -> None:
+        """Call when the pool or its namespaces may have changed; cheap where they have not."""
+        if not self.enabled or pool is None:
+            return
+        if pool is not self._pool:
+            self.close()
+            self._begin(pool)
+        memory = self._memory
+        if memory is not None and len(memory.facts.namespaces) != len(namespaces):
+            memory.facts = _facts(pool, namespaces)
+
+    def peer(self, welcome: Welcome) -> PeerAddress:
+        """A node as its agent's welcome describes it."""
+        facts = SlabFacts(
+            welcome.slot_bytes, welcome.header_bytes, welcome.num_slots, welcome.namespaces
+        )
+        return PeerAddress(welcome.node_id, welcome.transfers, welcome.incarnation, facts)
+
+    def stats(self) -> TransferStats:
+        return TransferStats() if self.engine is None else self.engine.stats()
+
+    def close(self) -> None:
+        """End what is under way; after it nobody writes the slots. Idempotent."""
+        if self.engine is not None:
+            self.engine.close()
+        if self._server is not None:
+            self._server.close()
+        if self._memory is not None:
+            self._memory.slab.close()
+        self.engine = self._server = self._memory = self._pool = None
+
+    def _begin(self, pool: PoolState) -> None:
+        settings = self._settings
+        assert settings.secret is not None
+        slab = Slab.attach(self._slab_path, slot_bytes_of(pool.block_bytes))
+        memory = SlotMemory(slab, _facts(pool, {}), self._incarnation)
+        transports: list[Transport] = []
+        if "shm" in settings.transports:
+            transports.append(ShmTransport(memory))
+        if "tcp" in settings.transports:
+            transports.append(
+                TcpTransport(memory, settings.node_id, settings.secret, parallelism=PARALLELISM)
+            )
+            self._server = self._listen(memory, settings.secret)
+        self._memory, self._pool = memory, pool
+        self.engine = TransferEngine(settings.node_id, memory, transports)
+        self.engine.start()
+        _log.info("transfers_ready addresses=%s", self.addresses)
+
+    def _listen(self, memory: SlotMemory, secret: bytes) -> TcpServer | None:
+        """On the interface that the agent itself listens on."""
+        settings = self._settings
+        if not settings.tcp_host:
+            return None
+        try:
+            return TcpServer(memory, settings.node_id, secret, host=settings.tcp_host)
+        except OSError as error:
+            self.problem = f"no transfers to others over TCP: {error}"
+            _log.error("no_transfer_server host=%s error=%s", settings.tcp_host, error)
+            return None
+
+
+def _facts(pool: PoolState, namespaces: dict[bytes, NamespaceSpec]) -> SlabFacts:
+    digests = {digest: spec.block_bytes for digest, spec in namespaces.items()}
+    slot_bytes = slot_bytes_of(pool.block_bytes)
+    return SlabFacts(slot_bytes, SLOT_HEADER_BYTES, pool.slots.num_slots, digests)
+
+
+def require_secret(settings: AgentSettings) -> None:
+    """ConfigError: a network address without a secret would let anybody read the pool."""
+    host = settings.tcp_host
+    if settings.secret is None and host and host not in ("127.0.0.1", "::1", "localhost"):
+        raise ConfigError(
+            "tcp", host, "is no loopback address and there is no cluster secret",
+            "Give --secret-folder, so that only nodes of this cluster may speak to the agent.",
+        )  # fmt: skip
