@@ -1,0 +1,190 @@
+"""One port that takes part: its device opened, the node's memory registered with it."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import threading
+from dataclasses import dataclass, fields
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from workers.core.errors import ConfigError
+from workers.core.rdma_choice import (
+    MTU_SIZES,
+    DeviceLimits,
+    GidChoice,
+    Port,
+    Queues,
+    QueueWish,
+    choose_gid,
+    effective_queues,
+)
+from workers.transfer.base import SlotMemory
+from workers.transfer.rdma.devices import PortFacts, local_addresses
+from workers.transfer.rdma.queue_pair import QueuePair
+from workers.transfer.rdma.settings import RdmaSettings
+from workers.transfer.rdma.verbs import Verbs, close_once
+
+_MAX_MESSAGE: Final = 8 << 20
+"""Soft-RoCE's limit; hardware takes 1 GiB, but then a request holds up all behind it."""
+_INLINE_TRIES: Final = (256, 128, 64, 0)
+
+
+@dataclass(slots=True)
+class PortCounters:
+    """Of one port since the node's start."""
+
+    read_bytes: int = 0
+    written_bytes: int = 0
+    off_rail_bytes: int = 0
+    work_requests: int = 0
+    posts: int = 0
+    errors: int = 0
+
+    def as_dict(self) -> dict[str, int]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}
+
+
+class Region(NamedTuple):
+    """Registered memory."""
+
+    address: int
+    num_bytes: int
+    lkey: int
+    rkey: int
+
+
+class OpenPort:
+    """Opened and registered once, for all peers. ConfigError: it cannot be used, and why."""
+
+    def __init__(self, verbs: Verbs, facts: PortFacts, settings: RdmaSettings) -> None:
+        self.verbs = verbs
+        self.number = facts.number
+        self.counters = PortCounters()
+        self.queue_pairs = 0
+        self._count_lock = threading.Lock()  # servers' threads make queue pairs too
+        self._objects: list[Any] = []
+        self._facts = facts
+        rail = settings.rails.get(facts.name, settings.rails.get(facts.device, ""))
+        self.port = Port(facts.device, facts.number, rail, facts.numa_node, facts.gbps)
+        index = settings.gid_index.get(facts.name, settings.gid_index.get(facts.device))
+        self.gid: GidChoice = choose_gid(facts.gids, local_addresses(), index)
+        try:
+            self._open(settings)
+        except BaseException:
+            close_once(self._objects)
+            raise
+
+    @property
+    def name(self) -> str:
+        return self.port.name
+
+    def _open(self, settings: RdmaSettings) -> None:
+        verbs = self.verbs
+        try:
+            self.context = verbs.device.Context(name=self._facts.device)
+            self._objects.append(self.context)
+            attributes = self.context.query_port(self.number)
+            device = self.context.query_device()
+            self.pd = verbs.pd.PD(self.context)
+            self._objects.append(self.pd)
+        except verbs.error as error:
+            raise ConfigError(
+                "rdma.devices", self._facts.device, f"cannot be opened: {error}",
+                "The agent needs read and write access to /dev/infiniband/uverbs*.",
+            ) from error  # fmt: skip
+        self.lid = int(attributes.lid)
+        active = MTU_SIZES[int(attributes.active_mtu) - 1]
+        self.active_mtu = min(active, settings.mtu) if settings.mtu else active
+        self.limits = DeviceLimits(
+            max_qp_wr=int(device.max_qp_wr),
+            max_cqe=int(device.max_cqe),
+            max_sge=int(device.max_sge),
+            max_qp_rd_atom=int(device.max_qp_rd_atom),
+            max_message=_MAX_MESSAGE,
+        )
+        self.queues = effective_queues(settings.queues, self.limits)
+
+    def register(self, memory: SlotMemory, *, remote_write: bool) -> Region:
+        """The node's slots: read by peers, and written where pushes are taken."""
+        local, write, read = (
+            self.verbs.constant(f"IBV_ACCESS_{name}")
+            for name in ("LOCAL_WRITE", "REMOTE_WRITE", "REMOTE_READ")
+        )
+        access = local | read | (write if remote_write else 0)
+        try:
+            return self.register_raw(memory.address, memory.num_bytes, access)
+        except self.verbs.error as error:
+            raise ConfigError(
+                "rdma", self.name, f"{memory.num_bytes} bytes of {memory.device} memory cannot be "
+                f"registered: {error}", self._registration_help(memory.device),
+            ) from error  # fmt: skip
+
+    def register_raw(self, address: int, num_bytes: int, access: int) -> Region:
+        region = self.verbs.mr.MR(self.pd, num_bytes, access, address=address)
+        self._objects.append(region)
+        return Region(address, num_bytes, int(region.lkey), int(region.rkey))
+
+    def _registration_help(self, device: str) -> str:
+        if device != "cpu":
+            return (
+                "The device cannot expose its memory to this NIC (nvidia-peermem or dma-buf is "
+                "missing): stage through pinned host memory instead."
+            )
+        return "Raise the locked-memory limit: `ulimit -l unlimited`, or LimitMEMLOCK=infinity."
+
+    def queue_pair(self, queues: Queues, *, remote_read: bool, remote_write: bool) -> QueuePair:
+        """OSError: the device gives no more."""
+        tries = [size for size in _INLINE_TRIES if size <= queues.inline_bytes] or [0]
+        for inline in tries:
+            try:
+                wanted = _with_inline(queues, inline)
+                return QueuePair(self, wanted, remote_read=remote_read, remote_write=remote_write)
+            except self.verbs.error as error:
+                if inline == tries[-1]:
+                    raise OSError(getattr(error, "error_code", 0), str(error)) from error
+        raise AssertionError("unreachable: the last try returns or raises")
+
+    def count(self, change: int) -> None:
+        """A queue pair was made or closed."""
+        with self._count_lock:
+            self.queue_pairs += change
+
+    def control_queues(self, depth: int) -> Queues:
+        """Small ones, for the side that only answers."""
+        return effective_queues(QueueWish(depth, depth, self.queues.inline_bytes, 1), self.limits)
+
+    def close(self) -> None:
+        """After its queue pairs. Idempotent."""
+        close_once(self._objects)
+
+
+class Scratch:
+    """Small registered buffers of one user of a port: headers that are read, control messages."""
+
+    def __init__(self, num_bytes: int) -> None:
+        self.memory = mmap.mmap(-1, num_bytes)
+        self.view = memoryview(self.memory)
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+        self._regions: dict[int, Any] = {}
+
+    def register(self, port: OpenPort) -> int:
+        """Its lkey with that port's device."""
+        region = self._regions.get(id(port))
+        if region is None:
+            verbs = port.verbs
+            access = verbs.constant("IBV_ACCESS_LOCAL_WRITE")
+            region = verbs.mr.MR(port.pd, len(self.memory), access, address=self.address)
+            self._regions[id(port)] = region
+        return int(region.lkey)
+
+    def close(self) -> None:
+        """After the queue pairs that use it."""
+        while self._regions:
+            self._regions.popitem()[1].close()
+
+
+def _with_inline(queues: Queues, inline: int) -> Queues:
+    return msgspec.structs.replace(queues, inline_bytes=inline)

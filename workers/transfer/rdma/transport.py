@@ -1,0 +1,264 @@
+"""Blocks by RDMA: the engine's side. See `workers.transfer.base` for what endpoints promise."""
+
+from __future__ import annotations
+
+import secrets
+import select
+from collections.abc import Callable, Sequence
+from time import monotonic
+from typing import Final
+
+import msgspec
+
+from workers.core.errors import ProtocolError, RefusedError
+from workers.core.transfer_handshake import NONCE_BYTES, Initiator, StaleIncarnationError
+from workers.core.transfer_types import Cause, Op
+from workers.transfer.base import (
+    DownBy,
+    Endpoint,
+    OpenedBy,
+    PeerAddress,
+    Report,
+    SlotMemory,
+    Transport,
+)
+from workers.transfer.rdma.flights import Flights, scratch_bytes
+from workers.transfer.rdma.frames import FramedSocket
+from workers.transfer.rdma.node import RdmaNode
+from workers.transfer.rdma.port import Scratch
+from workers.transfer.rdma.rail import Rail
+from workers.transfer.rdma.setup import Setup, Step
+
+FLUSH_SECONDS: Final = 0.05
+"""For posted requests to come back before their queue pair is destroyed anyway."""
+_RETRY_SECONDS: Final = 0.001
+
+
+class RailStats(msgspec.Struct, frozen=True):
+    """One queue pair of an endpoint."""
+
+    port: str
+    qp_num: int
+    off_rail: bool
+    moved_bytes: int
+    outstanding: int
+    outstanding_bytes: int
+    depth: int
+
+
+class RdmaTransport(Transport):
+    """`node` is shared with the server, and closed by who made it."""
+
+    name = "rdma"
+
+    def __init__(self, node: RdmaNode, node_id: str, secret: bytes) -> None:
+        self.node = node
+        self.node_id = node_id
+        self._secret = secret
+
+    def connect(self, peer: PeerAddress, incarnation: int) -> Endpoint:
+        return RdmaEndpoint(self, peer, incarnation)
+
+    def initiator(self, incarnation: int) -> Initiator:
+        return Initiator(
+            self._secret, self.node_id, self.node.memory.facts,
+            secrets.token_bytes(NONCE_BYTES), incarnation,
+        )  # fmt: skip
+
+
+class RdmaEndpoint(Endpoint):
+    """One TCP connection for the handshake, which then only tells when the peer is gone, and a
+    queue pair for each rail. An error of one of them ends all: new ones are made by a new endpoint,
+    after a new handshake."""
+
+    def __init__(self, transport: RdmaTransport, peer: PeerAddress, incarnation: int) -> None:
+        self._transport = transport
+        self._memory: SlotMemory = transport.node.memory
+        self._peer = peer
+        self._epoll = select.epoll()
+        self._scratch: Scratch | None = None
+        self._frames: FramedSocket | None = None
+        self._setup: Setup | None = None
+        self._flights: Flights | None = None
+        self._rails: list[Rail] = []
+        self._report = Report()
+        self._ended = False
+        self._spin_until = 0.0
+        self._guard(lambda: self._connect(incarnation))
+
+    # --- the seam ---------------------------------------------------------------------------
+
+    def fileno(self) -> int:
+        return -1 if self._ended else self._epoll.fileno()
+
+    def wake_at(self, now: float) -> float | None:
+        report = self._report
+        if report.completions or report.down is not None:
+            return now
+        flights = self._flights
+        if flights is None:
+            return None
+        if flights.busy and (now < self._spin_until or not self._all_armed()):
+            return now
+        return now + _RETRY_SECONDS if flights.owes else None
+
+    def post(self, ops: Sequence[Op]) -> int:
+        flights = self._flights
+        if flights is None or self._ended:
+            return 0
+        taken = [0]
+
+        def post() -> None:
+            taken[0] = flights.post(ops, self._report)
+            self._spin_until = monotonic() + self._transport.node.settings.spin_seconds
+
+        self._guard(post)
+        return taken[0]
+
+    def cancel(self, op_ids: Sequence[int]) -> None:
+        if self._flights is not None:
+            self._flights.cancel(op_ids)
+
+    def poll(self, now: float) -> Report:
+        if not self._ended:
+            self._guard(lambda: self._move(now))
+        report, self._report = self._report, Report()
+        return report
+
+    def close(self) -> None:
+        if self._ended:
+            return
+        self._ended = True
+        if self._setup is not None:
+            self._setup.close()
+        self._flush_all()
+        for rail in self._rails:
+            rail.pair.close()
+        if self._flights is not None:
+            self._flights.close()
+        self._rails.clear()
+        if self._scratch is not None:
+            self._scratch.close()
+        if self._frames is not None:
+            self._frames.close()  # the peer now closes its ends
+        self._epoll.close()
+
+    def rails(self) -> list[RailStats]:
+        return [
+            RailStats(
+                rail.port.name, rail.pair.qp_num, rail.off_rail, rail.moved_bytes,
+                rail.queue.outstanding, rail.queue.outstanding_bytes, rail.queue.slots,
+            )
+            for rail in self._rails
+        ]  # fmt: skip
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What is not as it should be: off-rail paths, MTUs that differ."""
+        return tuple(self._setup.notes) if self._setup is not None else ()
+
+    # --- moving -----------------------------------------------------------------------------
+
+    def _move(self, now: float) -> None:
+        ready = {descriptor for descriptor, _ in self._epoll.poll(0)}
+        assert self._frames is not None
+        if self._frames.fileno() in ready:
+            self._advance()
+        flights = self._flights
+        if flights is None:
+            return
+        for rail in self._rails:
+            if rail.pair.descriptor in ready:
+                rail.take_events()
+        before = len(self._report.completions)
+        flights.poll(self._report)
+        if len(self._report.completions) > before:
+            self._spin_until = now + self._transport.node.settings.spin_seconds
+        if now >= self._spin_until:
+            self._arm(flights)
+        if flights.failure is not None:
+            meaning = flights.failure
+            self._fail(meaning.cause, f"{self._where()}: {meaning.name}: {meaning.text}")
+            return
+        flights.flush()
+
+    def _arm(self, flights: Flights) -> None:
+        """What completed between the last poll and this would not be told of: poll once more."""
+        for rail in self._rails:
+            if not rail.armed:
+                rail.arm()
+        flights.poll(self._report)
+
+    def _all_armed(self) -> bool:
+        return all(rail.armed for rail in self._rails)
+
+    def _advance(self) -> None:
+        setup = self._setup
+        assert setup is not None
+        connecting = setup.step is Step.CONNECTING
+        setup.advance()
+        if connecting:
+            self._epoll.modify(setup.frames.fileno(), select.EPOLLIN)
+        if setup.step is Step.DONE and self._flights is None:
+            self._open(setup)
+
+    def _open(self, setup: Setup) -> None:
+        assert setup.memory is not None
+        assert self._scratch is not None
+        self._rails, setup.rails = setup.rails, []
+        for rail in self._rails:
+            self._epoll.register(rail.pair.descriptor, select.EPOLLIN)
+        self._flights = Flights(
+            self._memory, self._rails, setup.memory, self._scratch,
+            self._transport.node.settings.segment_bytes,
+        )  # fmt: skip
+        self._report.opened = OpenedBy(self._flights.depth, setup.initiator.incarnation)
+
+    # --- beginnings and ends ----------------------------------------------------------------
+
+    def _connect(self, incarnation: int) -> None:
+        transport = self._transport
+        address = self._peer.addresses.get(transport.name, "")
+        host, colon, port = address.rpartition(":")
+        if not colon or not port.isdigit():
+            raise OSError(f"{address!r} is no host:port")
+        self._frames = FramedSocket.connecting(host.strip("[]"), int(port))
+        self._epoll.register(self._frames.fileno(), select.EPOLLOUT)
+        self._scratch = Scratch(scratch_bytes(self._memory.slab.header_bytes))
+        self._setup = Setup(
+            transport.node, transport.node_id, self._peer.node_id,
+            transport.initiator(incarnation), self._scratch, self._frames,
+        )  # fmt: skip
+
+    def _flush_all(self) -> None:
+        """Posted requests come back as flushed: then the device is done with our memory."""
+        for rail in self._rails:
+            rail.pair.fail()
+        deadline = monotonic() + FLUSH_SECONDS
+        waiting = [rail for rail in self._rails if rail.queue.outstanding]
+        while waiting and monotonic() < deadline:
+            for rail in waiting:
+                for done in rail.pair.poll():
+                    if not done.received:
+                        rail.queue.complete(done.wr_id, ok=False)
+            waiting = [rail for rail in waiting if rail.queue.outstanding]
+
+    def _guard(self, call: Callable[[], object]) -> None:
+        """Errors become the end of the endpoint."""
+        try:
+            call()
+        except StaleIncarnationError as error:
+            self._fail(Cause.INCARNATION, str(error), error.actual)
+        except RefusedError as error:
+            stale = error.code == "incarnation"
+            self._fail(Cause.INCARNATION if stale else Cause.REFUSED, f"{error.code}: {error}")
+        except (OSError, EOFError, ProtocolError) as error:
+            self._fail(Cause.CONNECTION, f"{self._where()}: {error}")
+
+    def _where(self) -> str:
+        address = self._peer.addresses.get(self._transport.name, "(no address)")
+        return f"{self._peer.node_id} at {address}"
+
+    def _fail(self, cause: Cause, text: str, incarnation: int = 0) -> None:
+        self._report.down = DownBy(cause, text, incarnation)
+        self.close()
