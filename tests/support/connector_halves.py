@@ -45,6 +45,17 @@ class Agent:
             self.client.close()
         self.client = AgentClient(str(self.socket), make_hello("cli", "test"), 5.0)
 
+    def wait_ready(self) -> None:
+        """Until it answers; what it said where it ended instead."""
+
+        def answers() -> bool:
+            assert self.process is not None
+            log = (self.folder / "agent.log").read_text
+            assert self.process.poll() is None, log(errors="replace")
+            return self._try_stats() is not None
+
+        until(answers, "the agent's start")
+
     def signal(self, number: int) -> None:
         assert self.process is not None
         self.process.send_signal(number)
@@ -94,6 +105,7 @@ class Engine:
             model_id="m",
             **({"call_timeout_seconds": 5.0, "start_timeout_seconds": WAIT} | (settings or {})),
         )
+        self.agent = agent
         self.spec_changes = spec_changes or {}
         self.cache = torch.zeros(LAYERS, BLOCKS, 2, ENGINE_BLOCK, 8)
         self.worker = WorkerHalf(self.settings, self.spec)
@@ -119,6 +131,7 @@ class Engine:
         self.scheduler = SchedulerHalf(self.settings, self.worker.namespace_spec)
 
     def start(self) -> None:
+        self.agent.wait_ready()
         self.start_without_agent()
         until(lambda: self.scheduler._session.welcome, "the scheduler half's handshake")
 

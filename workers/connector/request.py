@@ -87,7 +87,8 @@ class Scheduled:
 @dataclass(frozen=True, slots=True)
 class Found:
     """A lookup's answer as indexes in the prompt's chain: before `held` all can be loaded, before
-    `on_disk` the node has all. It was asked about `first` up to `end`."""
+    `on_disk` the node has all; `pending` blocks after that are being written. It was asked about
+    `first` up to `end`."""
 
     first: int
     end: int
@@ -98,7 +99,8 @@ class Found:
     @staticmethod
     def of(reply: LookupReply, first: int, end: int) -> Found:
         held = first + reply.num_held
-        return Found(first, end, held, held + reply.num_on_disk, reply.num_pending > 0)
+        writes = reply.num_pending > reply.num_on_disk  # what is being promoted counts in both
+        return Found(first, end, held, held + reply.num_on_disk, writes)
 
 
 @dataclass(slots=True)

@@ -165,7 +165,10 @@ class ReportCorrupt(msgspec.Struct, tag=True, frozen=True):
 class LegReport(msgspec.Struct, tag=True, frozen=True):
     """What one leg did with the pool, sent by the worker's connector at the request's end.
 
-    Tokens of a prompt split as device_hit + pool_hit + computed. Seconds are of this leg only.
+    Tokens of a prompt split as device_hit + pool_hit + computed, each in one of them. So the pool
+    was asked for prompt - device_hit tokens, and its own hit ratio is pool_hit over that. A request
+    that skips the cache by design (prompt logprobs, embeddings) sends no report: it is neither a
+    hit nor a miss. Seconds are of this leg only.
     """
 
     transfer_id: str

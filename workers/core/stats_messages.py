@@ -122,7 +122,13 @@ class WhatIfPoint(msgspec.Struct, frozen=True):
 
 
 class PoolStats(msgspec.Struct, tag=True, frozen=True):
-    """Counters are cumulative over one incarnation; gauges are as of now. Bytes, blocks, seconds."""
+    """Counters are cumulative over one incarnation; gauges are as of now. Bytes, blocks, seconds.
+
+    `hit_tokens_total / prompt_tokens_total` is the share of prompt tokens that prefill legs found in
+    their device's cache or in the pool. Each prompt counts once, at its prefill leg: what leg 2 then
+    loads is no second hit, and requests that skip the cache by design are in neither number.
+    `lookup_*` count questions, not requests: they measure traffic and are no hit ratio.
+    """
 
     node_id: str
     incarnation: int
