@@ -33,6 +33,7 @@ def main(arguments: list[str] | None = None) -> int:
             database_url=options.database_url,
             token_file=options.token_file,
             cluster=options.cluster,
+            directory=options.directory,
             data=options.data,
         )
         listener = _listen(settings)
@@ -117,6 +118,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--token-file", type=Path, help="default: token in the data folder")
     parser.add_argument("--cluster", default="perilune", help="name of the cluster")
+    parser.add_argument("--directory", default="", help="etcd://HOST:PORT,...; by default none")
     parser.add_argument("--data", type=Path, default=default_data_dir(), help="data folder")
     return parser
 

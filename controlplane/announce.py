@@ -33,6 +33,7 @@ class Announcer:
                 node.state,
                 node.incarnation,
                 node.events_endpoint,
+                node.index_epoch,
                 node.block_tokens,
                 tuple(node.namespaces),
             )

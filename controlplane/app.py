@@ -22,6 +22,7 @@ from controlplane.errors import PROBLEM_TYPE
 from controlplane.events.endpoints import router as events
 from controlplane.fleet.endpoints import router as fleet
 from controlplane.gateways.endpoints import router as gateways
+from controlplane.index_audit.endpoints import router as index_audit
 from controlplane.jobs.endpoints import router as jobs
 from controlplane.loops.runner import Loops
 from controlplane.metrics.exporter import CONTENT_TYPE, Exporter
@@ -57,6 +58,7 @@ def create_app(settings: Settings, clock: Clock | None = None) -> FastAPI:
     app.state.public_paths = set[str]()
     for router in (
         nodes, fleet, models, policies, decisions, gateways, stats, audit, tokens, events, cache, jobs,
+        index_audit,
     ):  # fmt: skip
         app.include_router(
             router,

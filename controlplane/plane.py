@@ -15,6 +15,7 @@ from controlplane.fleet.service import WorkerRegistry
 from controlplane.gateways.schemas import ClusterView
 from controlplane.gateways.service import GatewayRegistry
 from controlplane.gateways.view import ViewRevisions
+from controlplane.index_audit.service import IndexAudit, Resyncer
 from controlplane.jobs.service import JobStore
 from controlplane.metrics.requests import RequestCounts
 from controlplane.models.service import ModelRegistry
@@ -40,6 +41,8 @@ class Plane:
         self.counts = RequestCounts()
         self.announcer = Announcer(self.bus, self.view)
         self.audit = AuditTrail(self.bus, self.clock)
+        self.index_audit = IndexAudit()
+        self.resyncer: Resyncer | None = None  # set by the loop that follows the nodes
         self.jobs = JobStore(self.bus, self.clock, self.audit)
         self.stats = StatsService(self.clock)
         self.nodes = NodeRegistry(self.clock)

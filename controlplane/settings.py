@@ -15,6 +15,7 @@ from sqlalchemy import URL
 from controlplane.db.session import parse_url
 from workers.core.errors import ConfigError
 from workers.data_dir import default_data_dir
+from workers.directory.address import parse_directory
 
 TOKEN_PATTERN = re.compile(r"[A-Za-z0-9._~+/=-]{16,512}")
 CLUSTER_PATTERN = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
@@ -31,6 +32,7 @@ class Settings(BaseModel):
     token: str
     token_file: Path
     cluster: str = "perilune"
+    directory: str = ""  # etcd://host:port,...; "" = none
     data: Path
     max_body_bytes: int = 4 * 1024 * 1024
     load_pages: bool = True
@@ -48,11 +50,14 @@ def make_settings(
     database_url: str | None = None,
     token_file: Path | None = None,
     cluster: str = "perilune",
+    directory: str = "",
     data: Path | None = None,
     load_pages: bool = True,
 ) -> Settings:
     """Check everything, make the data folder and the token. Raises `ConfigError`."""
     data = data or default_data_dir()
+    if directory:
+        parse_directory(directory)
     if not 0 <= port <= 65535:
         raise ConfigError("--port", port, "not a TCP port", "Use 0 (any free one) to 65535.")
     if not CLUSTER_PATTERN.fullmatch(cluster):
@@ -72,6 +77,7 @@ def make_settings(
         token=ensure_token(token_file),
         token_file=token_file,
         cluster=cluster,
+        directory=directory,
         data=data,
         load_pages=load_pages,
     )

@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from controlplane.feed import Feed
 from controlplane.gateway.cluster import Cluster
 from controlplane.gateway.wire import View, ViewModel, ViewNode, ViewWorker
 from workers.client import AsyncAgentClient, make_hello
 from workers.core.errors import AgentUnavailableError, ProtocolError, RefusedError
 from workers.core.ids import NodeId, transfer_owner
 from workers.core.messages import LegReport
-from workers.core.prefix_index import Applied
 from workers.core.stats_messages import PoolStats, WorkerStatus
 
 log = structlog.get_logger(__name__)
@@ -21,7 +21,6 @@ log = structlog.get_logger(__name__)
 MAX_RELEASES = 10_000
 """Releases that wait for an agent; beyond it the oldest are left to their lease."""
 STATS_SECONDS = 1.0
-REFUSED_PAUSE_SECONDS = 5.0
 RELEASE_AGAIN_SECONDS = 2.0
 """A cancelled prefill may still pin a last block: released once more."""
 
@@ -30,10 +29,16 @@ RELEASE_AGAIN_SECONDS = 2.0
 class _Followed:
     address: str
     client: AsyncAgentClient
-    node_id: str = ""
+    feed: Feed
+    index_epoch: int | None = None  # of the last view
     stats: PoolStats | None = None
     releases: asyncio.Queue[str] = field(default_factory=lambda: asyncio.Queue(MAX_RELEASES))
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    @property
+    def node_id(self) -> str:
+        """Empty until the agent has said it."""
+        return self.feed.node_id
 
 
 class Agents:
@@ -60,6 +65,8 @@ class Agents:
             self._unfollow(address)
         for address in wanted - self._followed.keys():
             self._follow(address)
+        for node in view.nodes:
+            self._take_epoch(node)
 
     def follows(self, node_id: str) -> bool:
         """Whether this node's leg reports reach us now."""
@@ -98,10 +105,24 @@ class Agents:
 
     def _follow(self, address: str) -> None:
         hello = make_hello("gateway", self._gateway_id)
-        followed = _Followed(address, AsyncAgentClient(address, hello))
+        client = AsyncAgentClient(address, hello)
+        followed = _Followed(address, client, Feed(client, self._cluster.index, self._on_leg))
         self._followed[address] = followed
-        for loop in (self._read_events, self._send_releases, self._read_stats):
-            followed.tasks.append(self._loop.create_task(loop(followed)))
+        for loop in (
+            followed.feed.run(),
+            self._send_releases(followed),
+            self._read_stats(followed),
+        ):
+            followed.tasks.append(self._loop.create_task(loop))
+
+    def _take_epoch(self, node: ViewNode) -> None:
+        """The control plane found wrong claims of this node, or an operator asks."""
+        followed = self._followed.get(node.events_endpoint)
+        if followed is None:
+            return
+        if followed.index_epoch is not None and node.index_epoch > followed.index_epoch:
+            followed.feed.resync()
+        followed.index_epoch = node.index_epoch
 
     def _unfollow(self, address: str) -> None:
         followed = self._followed.pop(address)
@@ -109,23 +130,7 @@ class Agents:
             task.cancel()
         if followed.node_id:
             self._cluster.index.drop_node(NodeId(followed.node_id))
-
-    async def _read_events(self, followed: _Followed) -> None:
-        index = self._cluster.index
-        while True:
-            try:
-                stream = followed.client.subscribe(lambda: index.position(NodeId(followed.node_id)))
-                async with contextlib.aclosing(stream) as messages:  # type: ignore[type-var]  # it is an async generator
-                    async for message in messages:
-                        if isinstance(message, LegReport):
-                            self._on_leg(message)
-                            continue
-                        followed.node_id = message.node_id
-                        if index.apply(message) is Applied.RESYNC:
-                            followed.client.resync()
-            except RefusedError as refusal:
-                log.warning("agent_refused", agent=followed.address, reason=str(refusal))
-                await asyncio.sleep(REFUSED_PAUSE_SECONDS)
+            self._cluster.paths.drop(followed.node_id)
 
     async def _send_releases(self, followed: _Followed) -> None:
         while True:
@@ -141,14 +146,16 @@ class Agents:
         """Namespaces of workers; and the workers themselves where no view has come."""
         try:
             while True:
-                with contextlib.suppress(AgentUnavailableError, RefusedError, ProtocolError):
+                try:
                     self._take_stats(followed, await followed.client.stats())
+                except (AgentUnavailableError, RefusedError, ProtocolError):
+                    self._cluster.paths.drop(followed.node_id)
                 await asyncio.sleep(STATS_SECONDS)
         finally:
             await followed.client.close()
 
     def _take_stats(self, followed: _Followed, stats: PoolStats) -> None:
-        followed.node_id, followed.stats = stats.node_id, stats
+        followed.feed.node_id, followed.stats = stats.node_id, stats
         if not self._cluster.view.boot_id:
             self._view_of_agents()
         self._apply_namespaces(stats)

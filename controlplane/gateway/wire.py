@@ -26,6 +26,7 @@ class ViewNode(msgspec.Struct, frozen=True):
     state: str = "ready"
     events_endpoint: str = ""
     block_tokens: int | None = None
+    index_epoch: int = 0
 
 
 class ViewWorker(msgspec.Struct, frozen=True):

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 import structlog
 
 from controlplane.clock import Clock
+from controlplane.loops.auditor import AUDIT_SECONDS, Auditor
+from controlplane.loops.directory import DirectoryWatch
 from controlplane.loops.jobs import JobRunner
 from controlplane.overview.service import TICK_WINDOW_SECONDS
 from controlplane.plane import Plane
@@ -17,6 +19,7 @@ SWEEP_SECONDS = 0.5
 SAVE_SECONDS = 1.0
 PRUNE_SECONDS = 60.0
 REFRESH_SECONDS = 2.0
+DIRECTORY_SECONDS = 1.0
 JOBS_SECONDS = 0.25
 PASS_TIMEOUT_SECONDS = 30.0
 QUIET_SECONDS = 60.0
@@ -63,14 +66,19 @@ class Loops:
         self._plane = plane
         self._last_second = int(plane.clock.now().timestamp())
         self._jobs = JobRunner(plane)
+        self._auditor = Auditor(plane)
+        self._directory = DirectoryWatch(plane)
         self.all = [
             Loop("sweep", self._sweep, SWEEP_SECONDS, plane.clock),
             Loop("tick", self._tick, 1.0, plane.clock),
             Loop("refresh", self._refresh, REFRESH_SECONDS, plane.clock),
             Loop("save", plane.save, SAVE_SECONDS, plane.clock),
             Loop("jobs", self._jobs.step, JOBS_SECONDS, plane.clock),
+            Loop("audit_index", self._auditor.step, AUDIT_SECONDS, plane.clock),
             Loop("prune", plane.prune, PRUNE_SECONDS, plane.clock),
         ]
+        if plane.settings.directory:
+            self.all.append(Loop("directory", self._directory.step, DIRECTORY_SECONDS, plane.clock))
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Loops:
@@ -82,6 +90,8 @@ class Loops:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._jobs.close()
+        await self._auditor.close()
+        await self._directory.close()
         try:
             async with asyncio.timeout(5):
                 await self._plane.save()

@@ -16,6 +16,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 
 from controlplane.gateways.schemas import HISTOGRAM_BOUNDS_SECONDS, Histogram
 from controlplane.loops.runner import Loops
+from controlplane.metrics.index import index_values
 from controlplane.metrics.pool import pool_values
 from controlplane.metrics.series import ALL, GATEWAY, POOL, SeriesSpec
 from controlplane.plane import Plane
@@ -52,6 +53,7 @@ class Exporter(Collector):
             *self._cluster(),
             *self._pool(),
             *pool_values(self._plane),
+            *index_values(self._plane),
             *self._gateways(),
         ):
             values.setdefault(name, []).append((labels, value))

@@ -127,6 +127,19 @@ EVICTION = (
     SeriesSpec("jobs", "gauge", ("kind", "state"), "jobs", "Operators' jobs that have not ended."),
 )  # fmt: skip
 
+INDEX = (
+    SeriesSpec("index_blocks", "gauge", (), "blocks", "Blocks in the control plane's own index, however many nodes hold each."),
+    SeriesSpec("index_entries", "gauge", (), "entries", "Claims in it that a node holds a block."),
+    SeriesSpec("index_dropped_total", "counter", (), "blocks", "Blocks forgotten because the index was at its bound."),
+    SeriesSpec("index_following", "gauge", ("node",), "bool", "1 while the node's events arrive and none is missing."),
+    SeriesSpec("index_resyncs_total", "counter", ("node",), "resyncs", "Times that the node's claims were read anew because of wrong ones, or on demand."),
+    SeriesSpec("index_checks_total", "counter", ("node", "tier"), "claims", "Claims compared with the node, by the tier claimed."),
+    SeriesSpec("index_stale_total", "counter", ("node", "tier"), "claims", "Of these, claims that the node denied twice."),
+    SeriesSpec("index_stale_rate", "gauge", ("node", "tier"), "share", "Share of stale claims among the last 1,000 checked."),
+    SeriesSpec("directory_state", "gauge", ("state",), "bool", "1 for the state of the directory: none, rebuilding, current, lost or read_only."),
+    SeriesSpec("directory_nodes", "gauge", (), "nodes", "Nodes registered in the directory."),
+)  # fmt: skip
+
 GATEWAY = (
     _gateway("requests_total", "counter", "requests", "Requests of /v1, whatever came of them."),
     _gateway("rejected_total", "counter", "requests", "Requests rejected by admission (429)."),
@@ -151,5 +164,5 @@ GATEWAY = (
     SeriesSpec("gateway_worker_queued_tokens", "gauge", ("gateway", "worker"), "tokens", "Prompt tokens sent there and not yet prefilled."),
 )  # fmt: skip
 
-ALL: tuple[SeriesSpec, ...] = (*CONTROLPLANE, *CLUSTER, *POOL, *TIER, *EVICTION, *GATEWAY)
+ALL: tuple[SeriesSpec, ...] = (*CONTROLPLANE, *CLUSTER, *POOL, *TIER, *EVICTION, *INDEX, *GATEWAY)
 BY_NAME = {spec.name: spec for spec in ALL}

@@ -22,6 +22,7 @@ class Node(Schema):
     last_heartbeat_at: datetime
     heartbeat_age_seconds: float
     events_endpoint: str = ""  # unix:/path or tcp:host:port of the agent
+    index_epoch: int = 0  # gateways read the node's blocks anew when it grows
     block_tokens: int | None = None
     namespaces: list[str] = []  # hex digests
     slab_bytes: int | None = None

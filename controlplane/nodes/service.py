@@ -39,6 +39,7 @@ class LiveNode:
     namespaces: list[str] = field(default_factory=list)
     block_tokens: int | None = None
     stats: PoolStats | None = None
+    index_epoch: int = 0  # grows when what is believed of it shall be read anew
     saved: float = float("-inf")
     dirty: bool = True
 
@@ -124,6 +125,12 @@ class NodeRegistry:
             node.namespaces, node.block_tokens, node.dirty = namespaces, block_tokens, True
         node.stats = stats
 
+    def read_index_anew(self, node_id: str) -> None:
+        """Have gateways ask this node for a snapshot; unknown ones are fine."""
+        node = self._nodes.get(node_id)
+        if node is not None:
+            node.index_epoch += 1
+
     def sweep(self) -> list[str]:
         """Recompute states and drop the lost beyond the bound; returns the ids dropped."""
         mono = self._clock.monotonic()
@@ -190,6 +197,7 @@ class NodeRegistry:
             last_heartbeat_at=node.last_heartbeat_at,
             heartbeat_age_seconds=round(max(0.0, self._clock.monotonic() - node.seen), 3),
             events_endpoint=node.events_endpoint,
+            index_epoch=node.index_epoch,
             block_tokens=node.block_tokens,
             namespaces=node.namespaces,
             slab_bytes=stats.slab_bytes if stats else None,

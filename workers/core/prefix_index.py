@@ -61,6 +61,7 @@ class _Node:
     sequence: int
     columns: dict[bytes, Column] = field(default_factory=dict)  # by namespace
     staged: dict[bytes, Column] | None = None  # parts of a snapshot that has not ended yet
+    staged_sequence: int = 0
     synced: bool = True
 
 
@@ -237,12 +238,16 @@ class PrefixIndex:
         node = self._current(NodeId(part.node_id), part.incarnation)
         if node is None:
             return Applied.STALE
+        if node.synced and part.sequence < node.sequence:
+            return Applied.STALE  # from a directory, which lags behind the node's own stream
         if part.first:
             self._close(node.staged or {})
-            node.staged = {}
+            node.staged, node.staged_sequence = {}, part.sequence
         if node.staged is None:
             node.synced = False
             return Applied.RESYNC
+        if part.sequence != node.staged_sequence:
+            return Applied.STALE  # of a snapshot that another one has overtaken
         for run in part.runs:
             self._store(node, node.staged, run)
         if part.last:

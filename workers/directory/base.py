@@ -181,6 +181,10 @@ class Directory(Protocol):
         """What a leader wrote. DirectoryUnavailableError."""
         ...
 
+    async def check_writable(self) -> None:
+        """Ask without writing. DirectoryReadOnlyError, DirectoryUnavailableError."""
+        ...
+
     async def close(self) -> None:
         """End connections. What is registered stays until its lease ends."""
         ...

@@ -128,6 +128,11 @@ class EtcdDirectory:
         known, _ = await self._client.get(self._root + b"values/" + key.encode())
         return None if known is None else known.value
 
+    async def check_writable(self) -> None:
+        # A store out of space refuses what might put, before it looks at the condition.
+        key = self._root + b"probe"
+        await self._client.txn([_created(key, -1)], [put(key, b"")], repeat=True)
+
     async def close(self) -> None:
         await self._client.close()
 

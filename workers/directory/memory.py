@@ -165,6 +165,9 @@ class MemoryDirectory:
     async def read(self, key: str) -> bytes | None:
         return self._store.values.get(key)
 
+    async def check_writable(self) -> None:
+        pass
+
     async def close(self) -> None:
         pass
 

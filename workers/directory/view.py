@@ -30,6 +30,7 @@ class DirectoryView:
 
     grace_seconds: float = GRACE_SECONDS
     index: PrefixIndex = field(default_factory=PrefixIndex)
+    owns_index: bool = True  # False: others feed it too and decide when a node leaves it
     nodes: dict[str, NodeRecord] = field(default_factory=dict)
     suspect_since: dict[str, float] = field(default_factory=dict)
     state: str = "rebuilding"  # until all that is there has been told; then "current" or "lost"
@@ -60,14 +61,16 @@ class DirectoryView:
         for node_id in gone:
             del self.suspect_since[node_id]
             del self.nodes[node_id]
-            self.index.drop_node(NodeId(node_id))
+            if self.owns_index:
+                self.index.drop_node(NodeId(node_id))
         return gone
 
     def _up(self, record: NodeRecord) -> None:
         known = self.nodes.get(record.node_id)
         if known is not None and known.incarnation > record.incarnation:
             return
-        if known is not None and known.incarnation < record.incarnation:
+        believed, _ = self.index.position(NodeId(record.node_id))
+        if believed and believed < record.incarnation:
             self.index.drop_node(NodeId(record.node_id))
         self.nodes[record.node_id] = record
         self.suspect_since.pop(record.node_id, None)

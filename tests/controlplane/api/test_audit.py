@@ -56,6 +56,13 @@ async def _writes(api, bodies):
         ("replicate", {"source": "n1", "destination": "gone2", "tenant": "acme"}),
     ):
         yield "post", f"/api/v1/cache/{verb}", f"/api/v1/cache/{verb}", body, {}
+    yield (
+        "post",
+        "/api/v1/cache/audit/resync",
+        "/api/v1/cache/audit/resync",
+        {"node_id": "n1"},
+        {},
+    )
     yield "delete", "/api/v1/jobs/{job_id}", "/api/v1/jobs/1", None, {}
     await _end_job(api, 2)
     yield "post", "/api/v1/jobs/{job_id}/undo", "/api/v1/jobs/2/undo", {}, {}

@@ -10,6 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from controlplane.gateway.metrics import ALL as GATEWAY_SERIES
 from controlplane.gateways.schemas import HISTOGRAM_BOUNDS_SECONDS
 from controlplane.metrics.series import ALL
+from workers.core.ids import NodeId
+from workers.core.prefix_index import Claim
 
 DOC = Path(__file__).parents[3] / "docs" / "metrics.md"
 ROW = re.compile(
@@ -43,6 +45,8 @@ async def scraped(api, bodies):
     )
     await api.report(workers={"p1": {"running": 1}})
     api.plane.stats.collector.claims("n1", 10, 1)
+    claim = Claim(NodeId("n1"), b"s" * 32, b"k" * 16, "dram")
+    api.plane.index_audit.findings("n1").count(claim, stale=True, at=api.clock.now())
     await api.http.post("/api/v1/cache/prefetch", json={"tenant": "a"})
     response = await api.http.get("/metrics")
     assert response.headers["content-type"].startswith("text/plain")

@@ -154,14 +154,16 @@ async def test_a_killed_agent_costs_hits_and_nothing_else(
     rig.agent = agent.address
     await rig.start()
     await eventually(lambda: rig.gateway._agents.num_subscribed == 1)
+    index = rig.gateway.cluster.index
     before = (await rig.complete(prompt=PROMPT, max_tokens=3)).json()["choices"]
-    await eventually(lambda: rig.gateway.cluster.index.num_blocks() > 0)
+    await eventually(lambda: index.num_blocks() > 0)
+    life = index.position(index.nodes()[0])[0]
     agent.stop(signal.SIGKILL)
     response = await rig.complete(prompt=PROMPT, max_tokens=3)
     assert response.json()["choices"] == before
     agent.start()
     await eventually(lambda: rig.gateway._agents.num_subscribed == 1)
-    await eventually(lambda: rig.gateway.cluster.index.num_blocks() == 0)  # a new incarnation
+    await eventually(lambda: index.position(index.nodes()[0])[0] > life)  # a new incarnation
     clear_devices(rig)
 
     async def stores_again() -> bool:
