@@ -45,7 +45,7 @@ class Entry:
 
     __slots__ = (
         "candidate", "group", "heat", "key", "last_use", "prev_use", "queued", "rank", "request",
-        "sharers", "shift", "tick", "uses",
+        "segment", "sharers", "shift", "tick", "uses",
     )  # fmt: skip
 
     def __init__(self, key: BlockHash, now: float, request: str) -> None:
@@ -62,6 +62,7 @@ class Entry:
         self.tick = 0  # of the last change of rank; orders equal ranks
         self.queued = 0  # tick of the live heap entry, 0 without one
         self.group = 0  # level or class
+        self.segment: object = None  # what a learning policy learns from
 
 
 class EvictionPolicy(ABC):

@@ -21,6 +21,7 @@ class PastUse(NamedTuple):
     uses: int
     heat: float
     sharers: int
+    segment: object = None
 
 
 class EvictedUses:

@@ -13,10 +13,12 @@ from workers.core.policies.lfu import LfuPolicy
 from workers.core.policies.lru import LruPolicy
 from workers.core.policies.lru2 import Lru2Policy
 from workers.core.policies.params import Param, resolve
+from workers.core.policies.request_class import ClassPolicy
 from workers.core.policies.score import ScorePolicy
 
 _CLASSES: Final[tuple[type[EvictionPolicy], ...]] = (
     DecayPolicy, CreditPolicy, LruPolicy, LfuPolicy, Lru2Policy, ScorePolicy,
+    ClassPolicy,
 )  # fmt: skip
 POLICIES: Final = {policy.name: policy for policy in _CLASSES}
 POLICY_PARAMS: Final[dict[str, Mapping[str, Param]]] = {
