@@ -10,7 +10,14 @@ from typing import TypeVar
 from controlplane.nodes.service import NodeRegistry
 from workers.client_async import AsyncAgentClient
 from workers.client_base import make_hello
-from workers.core.cache_messages import ChainInfo, ChainPage, ListChains, Selection
+from workers.core.cache_messages import (
+    ChainInfo,
+    ChainPage,
+    ListChains,
+    Selection,
+    Slice,
+    UnpinChains,
+)
 from workers.core.errors import (
     AgentUnavailableError,
     PeriluneError,
@@ -81,6 +88,15 @@ class NodeAgent:
             page = await self.call(ListChains(selection, cursor, limit), ChainPage)
             yield page
             cursor = page.cursor
+
+    async def unpin(self, name: str) -> int:
+        """End a pin; how many blocks it held."""
+        num_blocks = 0
+        while True:
+            reply = await self.call(UnpinChains(name), Slice)
+            num_blocks += reply.num_blocks
+            if reply.cursor is None:
+                return num_blocks
 
     async def close(self) -> None:
         await self._client.close()

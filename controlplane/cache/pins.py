@@ -19,9 +19,7 @@ from workers.core.cache_messages import (
     PinList,
     Selection,
     Slice,
-    UnpinChains,
 )
-from workers.core.messages import Done
 
 TIDY_SECONDS = 3.0
 """For taking back what a pin that fails has pinned so far."""
@@ -61,12 +59,12 @@ async def unpin(context: JobContext) -> Outcome:
             found = await _pins_meant(context, agent)
             context.expect(sum(pin.num_blocks for pin in found))
             for info in found:
-                reply = await agent.call(UnpinChains(info.name), Done)
+                num_blocks = await agent.unpin(info.name)
                 ended.append(_restored(context, target, info))
                 context.undo = _undo_of(ended)
-                context.progress(reply.count, target.node)
-        num_blocks = sum(info.num_blocks for info in found)
-        return {"blocks": num_blocks, "pins": [info.name for info in found]}
+                context.progress(num_blocks, target.node)
+        total = sum(info.num_blocks for info in found)
+        return {"blocks": total, "pins": [info.name for info in found]}
 
     await context.on_each(act)
     if not ended and not context.problems:
@@ -138,7 +136,7 @@ async def _check_free(context: JobContext, agent: NodeAgent, name: str) -> None:
     if name not in {info.name for info in reply.pins}:
         return
     if context.attempts > 1:
-        await agent.call(UnpinChains(name), Done)
+        await agent.unpin(name)
         return
     raise OperationError(
         f"name = {name!r}: node {agent.node} has a pin of this name. "
@@ -168,7 +166,7 @@ async def _take_back(touched: list[Target], name: str) -> None:
             for target in touched:
                 with contextlib.suppress(NodeError):
                     async with open_agent(target) as agent:
-                        await agent.call(UnpinChains(name), Done)
+                        await agent.unpin(name)
 
 
 async def _pins_meant(context: JobContext, agent: NodeAgent) -> list[PinInfo]:

@@ -6,9 +6,8 @@ from controlplane.cache.agents import NodeAgent, Target, open_agent
 from controlplane.cache.context import JobContext
 from controlplane.cache.selection import selection_of
 from controlplane.jobs.service import Outcome
-from workers.core.cache_messages import PurgeChains, Slice
+from workers.core.cache_messages import CHANGED_BLOCKS, PurgeChains, Slice
 
-SLICE_BLOCKS = 5000
 MAX_WALKS = 5
 """Who stores faster than a purge removes is not stopped by more walks."""
 NOT_UNDOABLE = "A purge cannot be undone: what was purged is computed again when it is asked for."
@@ -49,7 +48,7 @@ async def _walk(context: JobContext, agent: NodeAgent, *, count: bool) -> Slice:
     include = bool(context.spec.get("include_pinned"))
     num_blocks = num_skipped = num_in_use = cursor = 0
     while True:
-        body = PurgeChains(selection, cursor, SLICE_BLOCKS, include)
+        body = PurgeChains(selection, cursor, CHANGED_BLOCKS, include)
         reply = await agent.call(body, Slice)
         if count and not cursor and not num_blocks:
             context.expect(reply.total_blocks)
@@ -57,7 +56,7 @@ async def _walk(context: JobContext, agent: NodeAgent, *, count: bool) -> Slice:
         num_skipped += reply.num_skipped
         num_in_use += reply.num_in_use
         if count:
-            looked_at = SLICE_BLOCKS if reply.cursor is not None else _rest(context)
+            looked_at = CHANGED_BLOCKS if reply.cursor is not None else _rest(context)
             context.progress(min(looked_at, _rest(context)), f"node {agent.node}")
         if reply.cursor is None:
             return Slice(num_blocks, num_skipped, num_in_use)

@@ -145,7 +145,7 @@ class CachePinned(Schema):
     share: float | None = None  # of the node's pool
     expires_at: datetime | None = None
     keys: list[str] = []  # ends of its chains, the first few
-    chains: int
+    chains: int | None = None  # null: too many to count
 
 
 class CachePinList(Page):

@@ -31,7 +31,7 @@ from workers.core.cache_messages import (
 )
 from workers.core.clock import Clock
 from workers.core.ids import BlockHash
-from workers.core.messages import Done, Refused, ReplyBody, SlotRef, StoredSlot
+from workers.core.messages import Refused, ReplyBody, SlotRef, StoredSlot
 from workers.core.pool_ops import (
     PinRefusedError,
     chain_keys,
@@ -73,7 +73,7 @@ class CacheOps:
             WriteBlocks: self._write,
             GetChain: lambda _session, pool, body: chain_keys(pool, body.key),
             ListPins: lambda _session, pool, body: list_pins(pool, body.selection, self._now),
-            UnpinChains: lambda _session, pool, body: Done(unpin(pool, body.name, self._now)),
+            UnpinChains: lambda _session, pool, body: unpin(pool, body),
         }
         return {kind: self._guarded(handler) for kind, handler in handlers.items()}
 
@@ -193,7 +193,7 @@ _EMPTY: dict[type, ReplyBody] = {
     GetChain: ChainKeys(b"", "", []),
     ListPins: PinList([], 0, 0),
     PinChains: Slice(0),
-    UnpinChains: Done(0),
+    UnpinChains: Slice(0),
     PurgeChains: Slice(0),
     ReadBlocks: BlockPieces([]),
     WriteBlocks: WrittenBlocks(0, 0),

@@ -12,8 +12,10 @@ from typing import Final
 
 import msgspec
 
-MAX_SLICE_BLOCKS: Final = 20_000
+MAX_SLICE_BLOCKS: Final = 4000
 """Blocks looked at in one call: a few milliseconds of the agent."""
+CHANGED_BLOCKS: Final = 500
+"""Blocks that one call changes: each costs more than one that is only looked at."""
 MAX_PAGE_CHAINS: Final = 500
 MAX_CHAIN_BLOCKS: Final = 65_536
 MAX_PINS: Final = 1024
@@ -48,13 +50,14 @@ class ChainInfo(msgspec.Struct, frozen=True):
 
 
 class PinInfo(msgspec.Struct, frozen=True):
-    """An operator's pin on this node. `tips` are its chains' ends, the first few."""
+    """An operator's pin on this node. `tips` are its chains' ends, the first few; `num_tips` None:
+    it holds too much to count them."""
 
     name: str
     num_blocks: int
     expires_in_seconds: float | None  # None: never
     tips: list[bytes]
-    num_tips: int
+    num_tips: int | None
 
 
 class BlockPiece(msgspec.Struct, frozen=True, array_like=True):
@@ -107,13 +110,14 @@ class PinChains(msgspec.Struct, tag=True, frozen=True):
     seconds: float | None = None  # until it ends by itself; None: never
     max_share: float = 0.2
     cursor: int = 0
-    limit: int = MAX_SLICE_BLOCKS
+    limit: int = CHANGED_BLOCKS
 
 
 class UnpinChains(msgspec.Struct, tag=True, frozen=True):
-    """End an operator's pin. Idempotent; answered by `Done` with the number of blocks."""
+    """End an operator's pin. Idempotent; answered by `Slice`, whose cursor says to ask again."""
 
     name: str
+    limit: int = CHANGED_BLOCKS
 
 
 class PurgeChains(msgspec.Struct, tag=True, frozen=True):
@@ -126,7 +130,7 @@ class PurgeChains(msgspec.Struct, tag=True, frozen=True):
 
     selection: Selection
     cursor: int = 0
-    limit: int = MAX_SLICE_BLOCKS
+    limit: int = CHANGED_BLOCKS
     include_pinned: bool = False
 
 

@@ -27,6 +27,7 @@ from workers.core.cache_messages import (
     PurgeChains,
     Selection,
     Slice,
+    UnpinChains,
 )
 from workers.core.errors import PeriluneError
 from workers.core.ids import BlockHash, OwnerId
@@ -79,15 +80,8 @@ def chain_keys(pool: PoolState, key: bytes) -> ChainKeys:
 def list_pins(pool: PoolState, selection: Selection, now: float) -> PinList:
     """Operators' pins that hold a block of the selection, by name."""
     owners = operators(pool)
-    infos = []
-    for owner in sorted(owners, key=lambda owner: owner.id):
-        if not any(_is_selected(block, selection) for block in owner.pins):
-            continue
-        pins = owner.pins
-        tips: list[bytes] = [b.key for b in pins if pins.isdisjoint(b.children.values())]
-        left = None if owner.deadline == inf else max(0.0, owner.deadline - now)
-        name = owner.id.removeprefix(OPERATOR_PREFIX)
-        infos.append(PinInfo(name, len(pins), left, tips[:MAX_TIPS_SHOWN], len(tips)))
+    found = [o for o in owners if any(_is_selected(block, selection) for block in o.pins)]
+    infos = [_pin_info(owner, now) for owner in sorted(found, key=lambda owner: owner.id)]
     return PinList(infos, num_pinned_by_operators(owners), pool.slots.num_slots)
 
 
@@ -99,6 +93,15 @@ def operators(pool: PoolState) -> list[Owner]:
 def num_pinned_by_operators(owners: list[Owner]) -> int:
     """Different blocks that these owners pin."""
     return len(set().union(*(owner.pins for owner in owners)))
+
+
+def _pin_info(owner: Owner, now: float) -> PinInfo:
+    pins = owner.pins
+    few = len(pins) <= MAX_SLICE_BLOCKS
+    tips: list[bytes] = [b.key for b in pins if few and pins.isdisjoint(b.children.values())]
+    left = None if owner.deadline == inf else max(0.0, owner.deadline - now)
+    name = owner.id.removeprefix(OPERATOR_PREFIX)
+    return PinInfo(name, len(pins), left, tips[:MAX_TIPS_SHOWN], len(tips) if few else None)
 
 
 def num_of_namespace(pool: PoolState, namespace: bytes) -> int:
@@ -128,9 +131,16 @@ def pin(pool: PoolState, body: PinChains, now: float) -> Slice:
     return Slice(num_pinned, cursor=cursor, total_blocks=len(pool.blocks))
 
 
-def unpin(pool: PoolState, name: str, now: float) -> int:
-    """End a pin; how many blocks it held."""
-    return pool.release(OwnerId(f"{OPERATOR_PREFIX}{name}"), now)
+def unpin(pool: PoolState, body: UnpinChains) -> Slice:
+    """One slice of `UnpinChains`."""
+    owner = pool.owners.get(OwnerId(f"{OPERATOR_PREFIX}{body.name}"))
+    if owner is None:
+        return Slice(0)
+    blocks = list(islice(owner.pins, _bounded(body.limit)))
+    for block in blocks:
+        pool._unpin(block, owner)
+    pool.owners.close_if_idle(owner)
+    return Slice(len(blocks), cursor=0 if owner.pins else None)
 
 
 def _runs_to_pin(
@@ -139,31 +149,32 @@ def _runs_to_pin(
     """Pieces of chains that the owner does not pin yet; how many blocks were looked at and
     whether there are more behind them."""
     owner = pool.owners.get(owner_id)
-    taken: set[Block] = set(owner.pins) if owner is not None else set()
+    held: set[Block] = owner.pins if owner is not None else set()
+    fresh: set[Block] = set()
     if body.selection.key:
         block = pool.blocks.get(BlockHash(body.selection.key))
         fits = block is not None and _matches(block, body.selection)
-        run = _untaken(block, taken) if block is not None and fits else []
+        run = _untaken(block, held, fresh) if block is not None and fits else []
         return ([run] if run else []), 1, False
     runs: list[list[Block]] = []
     for seen, block in enumerate(_walk(pool, body.selection, body.cursor)):
         if seen == _bounded(body.limit):
             return runs, seen, True
         if _matches(block, body.selection) and _is_tip(block):
-            run = _untaken(block, taken)
+            run = _untaken(block, held, fresh)
             if run:
                 runs.append(run)
     return runs, 0, False
 
 
-def _untaken(tip: Block, taken: set[Block]) -> list[Block]:
-    """The end of the chain up to `tip` that is not in `taken`, which it joins."""
+def _untaken(tip: Block, held: set[Block], fresh: set[Block]) -> list[Block]:
+    """The end of the chain up to `tip` that is in neither set; it joins `fresh`."""
     run: list[Block] = []
     block: Block | None = tip
-    while block is not None and block not in taken:
+    while block is not None and block not in held and block not in fresh:
         run.append(block)
         block = block.parent
-    taken.update(run)
+    fresh.update(run)
     return run[::-1]
 
 

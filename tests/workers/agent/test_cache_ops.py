@@ -31,7 +31,6 @@ from workers.core.cache_messages import (
 from workers.core.errors import RefusedError
 from workers.core.hashing import block_hashes, namespace_digest, root_hash
 from workers.core.messages import (
-    Done,
     PreparedStore,
     PrepareStore,
     ReplyBody,
@@ -47,7 +46,7 @@ EMPTY: list[tuple[RequestBody, type[ReplyBody]]] = [
     (GetChain(b"k" * 16), ChainKeys),
     (ListPins(), PinList),
     (PinChains("p", Selection()), Slice),
-    (UnpinChains("p"), Done),
+    (UnpinChains("p"), Slice),
     (PurgeChains(Selection()), Slice),
     (ReadBlocks(b"n" * 32, [b"k" * 16]), BlockPieces),
     (WriteBlocks([]), WrittenBlocks),
@@ -151,7 +150,7 @@ class TestOperations:
         assert side.operator.call(body, Slice).num_blocks == 2
         reply = side.operator.call(PurgeChains(Selection(side.namespace)), Slice)
         assert (reply.num_blocks, reply.num_skipped) == (2, 2)
-        assert side.operator.call(UnpinChains("sys"), Done).count == 2
+        assert side.operator.call(UnpinChains("sys"), Slice).num_blocks == 2
         assert side.operator.call(PurgeChains(Selection(side.namespace)), Slice).num_blocks == 2
         assert side.held(keys) == 0
 

@@ -15,6 +15,8 @@ from workers.core.cache_messages import (
     PinChains,
     PurgeChains,
     Selection,
+    Slice,
+    UnpinChains,
 )
 from workers.core.hashing import block_hashes
 from workers.core.ids import BlockHash, OwnerId
@@ -221,8 +223,9 @@ class TestPin:
 
     def test_unpin_is_idempotent(self, bench: Bench) -> None:
         bench.pin("p", tenant="acme")
-        assert unpin(bench.pool, "p", bench.now) == 4
-        assert unpin(bench.pool, "p", bench.now) == 0
+        assert unpin(bench.pool, UnpinChains("p", limit=3)) == Slice(3, cursor=0)
+        assert unpin(bench.pool, UnpinChains("p", limit=3)) == Slice(1)
+        assert unpin(bench.pool, UnpinChains("p")) == Slice(0)
 
     def test_pins_are_found_by_what_they_hold(self, bench: Bench) -> None:
         bench.pin("acme", tenant="acme")
@@ -350,9 +353,9 @@ class OperatorMachine(RuleBasedStateMachine):
         with contextlib.suppress(PinRefusedError):  # the share: the invariant looks at it
             pin(self.bench.pool, body, self.bench.now)
 
-    @rule(name=st.sampled_from("pq"))
-    def unpin(self, name: str) -> None:
-        unpin(self.bench.pool, name, self.bench.now)
+    @rule(name=st.sampled_from("pq"), limit=st.integers(1, 4))
+    def unpin(self, name: str, limit: int) -> None:
+        unpin(self.bench.pool, UnpinChains(name, limit))
 
     @rule(
         space=st.sampled_from([b"", ONE, TWO]), tenant=st.sampled_from([None, "", "acme"]),
@@ -392,7 +395,7 @@ class OperatorMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         self.let_go()
         for owner in operators(self.bench.pool):
-            unpin(self.bench.pool, owner.id.removeprefix(OPERATOR_PREFIX), self.bench.now)
+            unpin(self.bench.pool, UnpinChains(owner.id.removeprefix(OPERATOR_PREFIX)))
         self.bench.purge(100)
         self.bench.work_disk()
         self.bench.now += 1000
