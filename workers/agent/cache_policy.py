@@ -17,6 +17,6 @@ class CachePolicy(msgspec.Struct, frozen=True):
     pin_active_tokens: int | None = None
     tenant_quota_gib: dict[str, float] | None = None
     namespace_quota_gib: dict[str, float] | None = None
-    ssd_cap_gib: float | None = None
+    ssd_cap_gib: float | msgspec.UnsetType | None = msgspec.UNSET  # None: the agent's own cap
     write_queue_blocks: int | None = None
     lease_seconds: float | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from workers.agent.pool_host import PoolHost
-from workers.agent.tier_stats import eviction_stats, group_stats, tier_stats
+from workers.agent.tier_stats import eviction_stats, group_stats, tier_stats, whatif_curve
 from workers.core.messages import LegReport
 from workers.core.pool_counters import PoolCounters
 from workers.core.pool_views import num_pending
@@ -81,7 +81,8 @@ def pool_stats(
         num_owners=0 if pool is None else len(pool.owners),
         tiers=tier_stats(pool, host.storage.tier_facts()),
         groups=[] if pool is None else group_stats(pool),
-        eviction=EvictionStats() if pool is None else eviction_stats(pool, host.policy_revision),
+        eviction=EvictionStats() if pool is None else eviction_stats(pool),
+        whatif=[] if pool is None else whatif_curve(pool),
         namespaces=namespaces,
         workers=workers,
     )

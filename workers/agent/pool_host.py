@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final, Protocol
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from workers.agent.cache_policy import CachePolicy
@@ -151,6 +152,7 @@ class PoolHost:
     def disk_grown(self, num_slots: int) -> None:
         if self.pool is not None:
             self.pool.disk.slots.grow(num_slots)
+            self.pool.whatif.capacity_blocks = self.pool.capacity_blocks
 
     def disk_full(self, full: bool) -> None:
         if self.pool is not None:
@@ -214,7 +216,12 @@ class PoolHost:
         pool.set_quotas(tenants, namespaces, self._now)
         cap = policy.ssd_cap_gib
         each = slot_bytes_of(pool.block_bytes) + RECORD_BYTES
-        pool.disk.cap_blocks = None if cap is None else max(0, int(cap * GIB) // each)
+        pool.disk.cap_blocks = None
+        if isinstance(cap, int | float):
+            pool.disk.cap_blocks = max(0, int(cap * GIB) // each)
+        pool.whatif.capacity_blocks = pool.capacity_blocks
+        pool.history.node = self.settings.node_id
+        pool.history.under(pool.policy.policy.name, self.policy_revision)
         pool.active.limit(int(self.limits.pin_active_share * pool.slots.num_slots))
 
     # --- inside -----------------------------------------------------------------------------
@@ -253,4 +260,7 @@ def _in_blocks(gib: Mapping[str, float], block_bytes: int) -> dict[str, int]:
 
 def _merged(known: CachePolicy, given: CachePolicy) -> CachePolicy:
     fields = {name: getattr(given, name) for name in CachePolicy.__struct_fields__}
+    cap = fields.pop("ssd_cap_gib")
+    if cap is not UNSET:
+        known = replace(known, ssd_cap_gib=cap)
     return replace(known, **{name: v for name, v in fields.items() if v is not None})

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from blake3 import blake3
 
 from workers.agent.events import EventLog
 from workers.agent.session import Session
 from workers.core.clock import Clock
-from workers.core.ids import OwnerId
+from workers.core.ids import BlockHash, OwnerId
 from workers.core.messages import (
     CompleteStore,
     Done,
@@ -34,6 +35,9 @@ from workers.core.pool_state import PoolState
 from workers.core.stats_messages import NamespaceSpec
 from workers.pool.records import MAX_TENANT_BYTES
 
+SAME_PROMPT_SECONDS: Final = 2.0
+MAX_OBSERVED: Final = 4096
+
 Handler = Callable[[Session, Any], ReplyBody]
 
 
@@ -54,6 +58,7 @@ class PoolRequests:
 
     def __init__(self, node: PoolOwner) -> None:
         self._node = node
+        self._observed: OrderedDict[bytes, float] = OrderedDict()
 
     def handlers(self) -> dict[type, Handler]:
         return {
@@ -76,7 +81,23 @@ class PoolRequests:
 
     def _lookup(self, session: Session, body: Lookup) -> ReplyBody:
         pool = self._node.pool
-        return LookupReply(0) if pool is None else pool.lookup(body.namespace, body.block_hashes)
+        if pool is None:
+            return LookupReply(0)
+        if session.hello.role == "worker" and session.hello.kv_role != "kv_consumer":
+            self._observe(pool, body.block_hashes)
+        return pool.lookup(body.namespace, body.block_hashes)
+
+    def _observe(self, pool: PoolState, block_hashes: list[bytes]) -> None:
+        """A prompt is asked for: once, however often its prefill worker looks it up."""
+        now, seen = self._now, self._observed
+        last = block_hashes[-1] if block_hashes else b""
+        if not last or now - seen.get(last, -SAME_PROMPT_SECONDS) < SAME_PROMPT_SECONDS:
+            return
+        seen[last] = now
+        seen.move_to_end(last)
+        if len(seen) > MAX_OBSERVED:
+            seen.popitem(last=False)
+        pool.whatif.observe([BlockHash(key) for key in block_hashes], now)
 
     def _prepare_load(self, session: Session, body: PrepareLoad) -> ReplyBody:
         pool = self._node.pool

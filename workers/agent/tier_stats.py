@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from workers.core.pool_state import PoolState
 from workers.core.quotas import Group
-from workers.core.stats_messages import EvictionStats, GroupStats, TierStats
+from workers.core.stats_messages import EvictionStats, GroupStats, TierStats, WhatIfPoint
 from workers.pool.tier import TierFacts
 
 
@@ -78,17 +78,18 @@ def _group(group: Group, block_bytes: int) -> GroupStats:
     )
 
 
-def eviction_stats(pool: PoolState, policy_revision: int) -> EvictionStats:
+def eviction_stats(pool: PoolState) -> EvictionStats:
     counters, policy = pool.counters, pool.policy.policy
     leased = {block for o in pool.owners.all() if not o.renewed for block in o.pins}
-    return EvictionStats(
-        policy=policy.name,
-        policy_revision=policy_revision,
-        params=dict(policy.params),
-        attempts_total=counters.evict_attempts_total,
-        successes_total=counters.evict_successes_total,
+    return pool.history.health(
+        dict(policy.params),
+        attempts=counters.evict_attempts_total,
+        successes=counters.evict_successes_total,
         pinned_bytes=pool.num_pinned * pool.block_bytes,
         leased_bytes=len(leased) * pool.block_bytes,
-        wanted_again_total=counters.evicted_wanted_again_total,
-        evicted_by_reason=dict(counters.evicted_by_reason),
     )
+
+
+def whatif_curve(pool: PoolState) -> list[WhatIfPoint]:
+    """At shares and multiples of today's capacity, both tiers together."""
+    return pool.whatif.curve(pool.capacity_blocks)

@@ -14,16 +14,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from workers.core.blocks import NO_SLOT, Block, BlockState
+from workers.core.eviction_history import EvictionHistory
 from workers.core.ids import BlockHash, OwnerId
 from workers.core.messages import RemovalCause
 from workers.core.owners import Owner, OwnerTable
-from workers.core.policies.base import BlockUse, EvictionPolicy
+from workers.core.policies.base import BlockUse, EvictionPolicy, Victim
 from workers.core.pool_counters import PoolCounters
 from workers.core.pool_events import EventNotes
 from workers.core.pool_evictor import TierEvictor
 from workers.core.quotas import NO_QUOTA, Cell, Groups
 from workers.core.slots import SlotTable
+from workers.core.stats_messages import TierName
 from workers.core.tiers import DiskState
+from workers.core.whatif import WhatIf
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,8 @@ class PoolBase:
         self.writing: set[Block] = set()
         self.num_pinned = 0
         self.quarantined: dict[int, float] = {}  # slots that rest, until when
+        self.history = EvictionHistory()
+        self.whatif = WhatIf(num_slots)
         self.changed_slots: set[int] = set()  # since the shell last looked: for its journal
         self._events = EventNotes()
 
@@ -223,8 +228,11 @@ class PoolBase:
 
     # --- leaving ----------------------------------------------------------------------------
 
-    def _withdraw(self, top: Block, cause: RemovalCause) -> int:
-        """Take a block and its descendants out of the index; how many were held."""
+    def _withdraw(self, top: Block, cause: RemovalCause, *, noted: bool = False) -> int:
+        """Take a block and its descendants out of the index; how many were held.
+
+        `noted`: the history knows of `top` already.
+        """
         parent = top.parent
         if parent is not None:
             del parent.children[top.key]
@@ -239,6 +247,8 @@ class PoolBase:
             subtree += block.children.values()
             if block.held:
                 held.append(block.key)
+                if not noted or block is not top:
+                    self._note_withdrawn(block, cause)
             if block.state is BlockState.STORED:
                 self.policy.removed(block.key)
             else:
@@ -250,6 +260,12 @@ class PoolBase:
         if parent is not None and parent.leaving:
             self._leave_if_ready(parent)
         return len(held)
+
+    def _note_withdrawn(self, block: Block, cause: RemovalCause) -> None:
+        tier: TierName = "dram" if block.state is BlockState.STORED else "ssd"
+        use = (self.policy if tier == "dram" else self.disk.evictor).use_of(block.key)
+        last_use, uses = (self.now, 0) if use is None else (use.last_use, use.uses)
+        self.history.note([Victim(block.key, 0.0, last_use, uses)], self.now, cause, tier)
 
     def _forget(self, block: Block) -> None:
         del self.blocks[block.key]

@@ -29,7 +29,6 @@ class PoolCounters:
     evict_attempts_total: int = 0
     evict_successes_total: int = 0
     evicted_from_memory_total: int = 0
-    evicted_by_reason: Counter[str] = field(default_factory=Counter)
     demoted_blocks_total: int = 0
     promoted_blocks_total: int = 0
     dropped_undemoted_total: int = 0  # victims that left before a copy was on disk

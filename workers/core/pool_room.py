@@ -10,8 +10,8 @@ from workers.core.messages import RemovalCause
 from workers.core.policies.base import EvictionPolicy, Victim
 from workers.core.pool_tiers import TieredPool
 from workers.core.quotas import Cell, Group, cells_of
+from workers.core.stats_messages import TierName
 
-MAX_GHOSTS: Final = 65_536
 MAX_TRIM: Final = 512
 
 
@@ -41,7 +41,7 @@ class RoomyPool(TieredPool):
             num_blocks, self._uncovers_on_disk(), self.now,
             among=cells_of(group, tier.cells), some=True,
         )  # fmt: skip
-        self._drop(victims, "quota")
+        self._drop(victims, "quota", "ssd")
         self.disk.counters.evicted_blocks_total += len(victims)
         before = group.used_blocks
         missing = num_blocks - len(victims)
@@ -99,15 +99,15 @@ class RoomyPool(TieredPool):
             self.counters.dropped_undemoted_total += len(gone)
         self._drop(gone, cause)
 
-    def _drop(self, victims: list[Victim], cause: RemovalCause) -> None:
+    def _drop(self, victims: list[Victim], cause: RemovalCause, tier: TierName = "dram") -> None:
         """Out of the pool, with whatever hangs on them."""
         self._mark_forgotten(victims)
-        self._note_evicted(victims, cause)
+        self.history.note(victims, self.now, cause, tier)
         for victim in victims:
             block = self.blocks.get(victim.key)
             if block is not None:  # else it went with an ancestor
                 self._count_evicted(block)
-                self._withdraw(block, cause)
+                self._withdraw(block, cause, noted=True)
 
     def _mark_forgotten(self, victims: list[Victim]) -> None:
         """The policy forgot them: it must not be told of them again."""
@@ -118,9 +118,6 @@ class RoomyPool(TieredPool):
     def _count_evicted(block: Block) -> None:
         for group in block.groups:
             group.evicted_blocks_total += 1
-
-    def _note_evicted(self, victims: list[Victim], trigger: str) -> None:
-        raise NotImplementedError
 
     # --- settings ---------------------------------------------------------------------------
 

@@ -15,10 +15,10 @@ from workers.core.blocks import Block, BlockState
 from workers.core.ids import BlockHash, OwnerId
 from workers.core.messages import KvEvent, LookupReply, PreparedStore, SlotRef, StoredSlot
 from workers.core.owners import Load, Owner
-from workers.core.policies.base import EvictionPolicy, Victim
+from workers.core.policies.base import EvictionPolicy
 from workers.core.pool_active import ActiveTails
 from workers.core.pool_base import ClientRef, PoolLimits, StoreKind
-from workers.core.pool_room import MAX_GHOSTS, RoomyPool
+from workers.core.pool_room import RoomyPool
 from workers.core.prefix_index import held_prefix
 from workers.core.tiers import Urgency
 
@@ -41,7 +41,6 @@ class PoolState(RoomyPool):
             num_slots, policy, limits, block_bytes=block_bytes, first_generation=first_generation
         )
         self.active = ActiveTails(self._keeps_changed)
-        self._ghosts: dict[BlockHash, None] = {}  # evicted lately, oldest first
 
     # --- reading ----------------------------------------------------------------------------
 
@@ -184,7 +183,9 @@ class PoolState(RoomyPool):
         wanted = block_hashes[num_held:]
         owner = self._open(client, owner_id, now)
         self._use(held, owner, now)
-        self._count_ghosts(wanted)
+        self.counters.evicted_wanted_again_total += self.history.wanted(
+            map(BlockHash, wanted), self.now
+        )
         given: list[SlotRef | None] = [None] * num_held
         if len(held) >= num_above and self._bring_back(held):
             kind = StoreKind(namespace, tenant)
@@ -368,19 +369,6 @@ class PoolState(RoomyPool):
         for source, num_blocks in Counter(block.worker for block in load.blocks).items():
             num_bytes = num_blocks * self.block_bytes
             self.counters.count_pair(source, load.worker, num_bytes, num_blocks * seconds_each)
-
-    def _count_ghosts(self, wanted: Sequence[bytes]) -> None:
-        for key in wanted:
-            if BlockHash(key) in self._ghosts:
-                del self._ghosts[BlockHash(key)]
-                self.counters.evicted_wanted_again_total += 1
-
-    def _note_evicted(self, victims: list[Victim], trigger: str) -> None:
-        self.counters.evicted_by_reason[trigger] += len(victims)
-        for victim in victims:
-            self._ghosts[victim.key] = None
-        while len(self._ghosts) > MAX_GHOSTS:
-            del self._ghosts[next(iter(self._ghosts))]
 
 
 def _tier_letter(block: Block | None) -> str:

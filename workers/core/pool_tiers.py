@@ -24,6 +24,13 @@ MAX_RESERVE: Final = 256
 class TieredPool(PoolBase):
     """Adds the second tier. Everything works without one: `disk` is closed then."""
 
+    @property
+    def capacity_blocks(self) -> int:
+        """Of both tiers together."""
+        cap, num_slots = self.disk.cap_blocks, self.disk.slots.num_slots
+        on_disk = num_slots if cap is None else min(num_slots, cap)
+        return self.slots.num_slots + on_disk
+
     # --- out of memory ----------------------------------------------------------------------
 
     @property
@@ -201,13 +208,10 @@ class TieredPool(PoolBase):
         """Let blocks that lie on disk only leave the pool, to make room there; how many."""
         victims = self.disk.evictor.evict(num_blocks, self._uncovers_on_disk(), self.now, some=True)
         for victim in victims:
-            self._withdraw(self.blocks[victim.key], "capacity")
+            self._withdraw(self.blocks[victim.key], "capacity", noted=True)
         self.disk.counters.evicted_blocks_total += len(victims)
-        self._note_evicted(victims, "ssd_capacity")
+        self.history.note(victims, self.now, "ssd_capacity", "ssd")
         return len(victims)
-
-    def _note_evicted(self, victims: list[Victim], trigger: str) -> None:
-        raise NotImplementedError
 
     def _uncovers_on_disk(self) -> Callable[[BlockHash], BlockHash | None]:
         gone: Counter[BlockHash] = Counter()
