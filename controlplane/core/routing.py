@@ -70,6 +70,7 @@ class DecodeOption(msgspec.Struct, frozen=True, gc=False):
     running: int
     cap: int
     predicted_tbt_seconds: float | None = None
+    handover_seconds: float = 0.0  # to bring the prompt's KV here from the first prefill choice
 
 
 class DecodeCandidate(msgspec.Struct, frozen=True):
@@ -163,7 +164,8 @@ def prefill_candidates(
 
 
 def order_decode(options: list[DecodeOption]) -> list[DecodeOption]:
-    """Free slots only; the smallest share of its cap in use first, then the best TBT."""
+    """Free slots only; the smallest share of its cap in use first, then the nearest to the KV,
+    then the best TBT."""
     free = [option for option in options if option.running < option.cap]
     if len(free) > 1:
         free.sort(key=_decode_rank)
@@ -212,8 +214,9 @@ def _verdict(
     return f"{duration(slower)} slower: {max(terms, key=terms.__getitem__)}"
 
 
-def _decode_rank(option: DecodeOption) -> tuple[float, float, str]:
-    return (option.running / option.cap, option.predicted_tbt_seconds or 0.0, option.worker_id)
+def _decode_rank(option: DecodeOption) -> tuple[float, float, float, str]:
+    tbt = option.predicted_tbt_seconds or 0.0
+    return (option.running / option.cap, option.handover_seconds, tbt, option.worker_id)
 
 
 def _decode_verdict(option: DecodeOption, chosen: str) -> str:

@@ -12,8 +12,7 @@ from controlplane.core.admission import Slo
 from controlplane.core.health import DataPathHealth
 from controlplane.core.pairing import DecodeSlots, Granted, SlotLimit
 from controlplane.core.prediction import DecodeModel, PrefillModel, PrefillQueue
-from controlplane.core.routing import TransferCost
-from controlplane.gateway.bodies import Holder
+from controlplane.gateway.paths import Paths
 from controlplane.gateway.settings import Settings
 from controlplane.gateway.stats import Stats
 from controlplane.gateway.upstream import Upstream, check_url
@@ -87,8 +86,7 @@ class Cluster:
         self.index = PrefixIndex()
         self.health = DataPathHealth()
         self.slots = DecodeSlots(settings.limits.max_waiting)
-        self.transfer_costs: dict[str, dict[str, TransferCost]] = {}  # from node -> to node
-        self.holders: dict[str, Holder] = {}  # nodes that others may pull from
+        self.paths = Paths()
         self._policies: dict[str, Policies] = {}
         self._waiters: dict[str, asyncio.Future[str]] = {}  # request -> granted worker
         self._bad_url = ""  # said last

@@ -62,7 +62,8 @@ class Scheduler:
             threshold = policies.scheduling.balancing_threshold
             source = self._source(held)
             ordered = order_by_cost(options, num_tokens, threshold, source)
-        decode = [self._decode_option(state) for state in decode_workers]
+        first = ordered[0] if ordered else None
+        decode = [self._decode_option(state, first, num_tokens) for state in decode_workers]
         free = order_decode(decode)
         plan = Plan(policies, ordered, by_turn, decode, free, Admission(admitted=True), None, None)
         plan.source = source
@@ -72,10 +73,10 @@ class Scheduler:
 
     def _source(self, held: dict[str, tuple[int, int]]) -> Source | None:
         """The node that holds most, where blocks can be brought from it at all."""
-        if not self._cluster.transfer_costs or not held:
+        if not self._cluster.paths.costs or not held:
             return None
         node_id = max(held, key=lambda node: held[node][1])
-        tokens, costs = held[node_id][1], self._cluster.transfer_costs.get(node_id)
+        tokens, costs = held[node_id][1], self._cluster.paths.costs.get(node_id)
         return Source(node_id, tokens, costs) if tokens and costs else None
 
     def decode_options(self, model: str, now: float) -> list[DecodeOption]:
@@ -102,13 +103,26 @@ class Scheduler:
                     held[node] = (before[0] + blocks, before[1] + usable)
         return held
 
-    def _decode_option(self, state: WorkerState) -> DecodeOption:
+    def _decode_option(
+        self, state: WorkerState, first: Priced | None = None, num_tokens: int = 0
+    ) -> DecodeOption:
         row = state.row
         running = self._cluster.slots.running(row.id)
         tbt = (
             state.decode_times.predict_tbt(running + 1) if state.decode_times.num_samples else None
         )
-        return DecodeOption(row.id, row.node_id, running, self._cluster.decode_cap(row), tbt)
+        handover = self._handover(state, first, num_tokens)
+        cap = self._cluster.decode_cap(row)
+        return DecodeOption(row.id, row.node_id, running, cap, tbt, handover)
+
+    def _handover(self, state: WorkerState, first: Priced | None, num_tokens: int) -> float:
+        """Seconds to bring the prompt's KV to a decode worker; without a path, to compute it."""
+        if first is None or first.option.node_id == state.row.node_id:
+            return 0.0
+        cost = self._cluster.paths.costs.get(first.option.node_id, {}).get(state.row.node_id)
+        if cost is None:
+            return state.prefill_times.predict(num_tokens, 0)
+        return cost.seconds(num_tokens)
 
     def _predict(self, plan: Plan, num_tokens: int, model: str) -> None:
         """Fill in what the first pair should give, and whether that keeps the SLO."""
@@ -127,7 +141,8 @@ class Scheduler:
         if plan.decode and not plan.free_decode:
             plan.slot_wait_seconds = self._slot_wait(plan, model)
         plan.predicted_handover_seconds = handover
-        plan.predicted_ttft_seconds = ttft + plan.slot_wait_seconds + (handover or 0.0)
+        moved = best.handover_seconds if best is not None and plan.prefill else 0.0
+        plan.predicted_ttft_seconds = ttft + plan.slot_wait_seconds + (handover or 0.0) + moved
         wait += plan.slot_wait_seconds
         tbt = best.predicted_tbt_seconds if best is not None else None
         predicted = Predicted(plan.predicted_ttft_seconds, wait, tbt)

@@ -232,7 +232,7 @@ class Walk:
         """With the node to pull from, where that was priced in."""
         source, num_blocks, holder = self._plan.source, None, None
         if priced.transfer_seconds and source is not None:
-            holder = self._context.cluster.holders.get(source.node_id)
+            holder = self._context.cluster.paths.holders.get(source.node_id)
             num_blocks = self._plan.held_blocks.get(source.node_id)
         session = session_of(self._asked.request.headers)
         return LegParams(self._asked.request_id, "prefill", num_blocks, session, holder)
@@ -292,7 +292,7 @@ class Walk:
         cluster, holder = self._context.cluster, None
         prefill = cluster.workers.get(self._decision.prefill_worker)
         if prefill is not None and prefill.row.node_id != node_id:
-            holder = cluster.holders.get(prefill.row.node_id)
+            holder = cluster.paths.holders.get(prefill.row.node_id)
         session = session_of(self._asked.request.headers)
         return LegParams(self._asked.request_id, "decode", num_blocks, session, holder)
 

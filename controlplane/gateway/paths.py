@@ -1,0 +1,66 @@
+"""Which nodes can pull blocks from which, and what that costs, as their agents measured it."""
+
+from __future__ import annotations
+
+from controlplane.core.routing import TransferCost
+from controlplane.gateway.bodies import Holder
+from workers.core.stats_messages import PoolStats
+from workers.core.transfer_choice import PRIORS
+from workers.core.transfer_stats import LinkStats
+
+_PRIOR = PRIORS["tcp"]
+
+
+class Paths:
+    """`holders`: nodes that others reach; `costs[source][destination]`. Fed by `take`."""
+
+    def __init__(self) -> None:
+        self.holders: dict[str, Holder] = {}
+        self.costs: dict[str, dict[str, TransferCost]] = {}
+
+    def take(self, stats: PoolStats) -> None:
+        """A node's own report: whether it can be reached, and what its pulls have cost."""
+        node_id = stats.node_id
+        bytes_per_token = _bytes_per_token(stats)
+        if not stats.endpoint or bytes_per_token is None:
+            self.drop(node_id)
+            return
+        self.holders[node_id] = Holder(node_id, stats.endpoint, stats.incarnation)
+        best = _best_links(stats.transfers.links)
+        for source in self.holders:
+            if source != node_id:
+                cost = _cost(best.get(source), bytes_per_token)
+                self.costs.setdefault(source, {})[node_id] = cost
+
+    def drop(self, node_id: str) -> None:
+        """The node has left, or can no longer be reached."""
+        self.holders.pop(node_id, None)
+        self.costs.pop(node_id, None)
+        for source, costs in list(self.costs.items()):
+            costs.pop(node_id, None)
+            if not costs:
+                del self.costs[source]
+
+
+def _bytes_per_token(stats: PoolStats) -> float | None:
+    for namespace in stats.namespaces:
+        return stats.block_bytes / namespace.spec.block_tokens
+    return None
+
+
+def _best_links(links: list[LinkStats]) -> dict[str, LinkStats]:
+    """For each peer the quickest measured path that is not shut by its breaker."""
+    best: dict[str, LinkStats] = {}
+    for link in links:
+        if link.bytes_per_second is None or link.breaker == "open":
+            continue
+        known = best.get(link.peer)
+        if known is None or link.bytes_per_second > (known.bytes_per_second or 0.0):
+            best[link.peer] = link
+    return best
+
+
+def _cost(link: LinkStats | None, bytes_per_token: float) -> TransferCost:
+    if link is None or not link.bytes_per_second:
+        return TransferCost(bytes_per_token / _PRIOR.bytes_per_second, _PRIOR.latency_seconds)
+    return TransferCost(bytes_per_token / link.bytes_per_second, link.latency_seconds or 0.0)
