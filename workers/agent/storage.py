@@ -121,6 +121,7 @@ class FileStorage:
             _log.error("no_ssd_tier error=%s", error)
             return
         self._tell(tier, lambda it: it.disk_opened(opened))
+        tier.start()
 
     def _tell(self, tier: Tier, call: Callable[[DiskListener], None]) -> None:
         def tell() -> None:

@@ -82,6 +82,7 @@ class _Tier:
             done=self._outcomes.put, grown=self._grown.put,
         )  # fmt: skip
         num_slots = self._tier.open().num_slots
+        self._tier.start()
         while num_slots < _NUM_BLOCKS:
             num_slots = self._grown.get(timeout=_WAIT_SECONDS)
         self._records = [self._fill(index) for index in range(_NUM_BLOCKS)]

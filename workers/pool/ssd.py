@@ -109,9 +109,14 @@ class SsdTier(Tier):
         records = [_disk_record(slot, record) for slot, record in file.records()]
         self._file = file
         self._state = "ok"
-        opened = TierOpened(file.num_slots, file.cap_slots, records)
-        self._start()
-        return opened
+        return TierOpened(file.num_slots, file.cap_slots, records)
+
+    def start(self) -> None:
+        targets = [self._work] * NUM_THREADS + [self._grow_and_watch]
+        for number, target in enumerate(targets):
+            thread = threading.Thread(target=target, name=f"ssd-{number}", daemon=True)
+            self._threads.append(thread)
+            thread.start()
 
     def submit(self, jobs: Iterable[DiskJob]) -> None:
         for job in jobs:
@@ -144,13 +149,6 @@ class SsdTier(Tier):
         self._state = "off"
 
     # --- copying ----------------------------------------------------------------------------
-
-    def _start(self) -> None:
-        targets = [self._work] * NUM_THREADS + [self._grow_and_watch]
-        for number, target in enumerate(targets):
-            thread = threading.Thread(target=target, name=f"ssd-{number}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
 
     def _work(self) -> None:
         page = mmap.mmap(-1, PAGE)  # page-aligned, as O_DIRECT wants it

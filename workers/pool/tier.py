@@ -44,6 +44,10 @@ class Tier(ABC):
         """Find or make the place; may take long. TierError: there is none, and why."""
 
     @abstractmethod
+    def start(self) -> None:
+        """Begin to work, once what `open` found has been taken in."""
+
+    @abstractmethod
     def submit(self, jobs: Iterable[DiskJob]) -> None: ...
 
     @abstractmethod
