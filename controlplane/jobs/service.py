@@ -131,9 +131,9 @@ class JobStore:
         session: AsyncSession,
         *,
         limit: int,
-        before_id: int | None,
-        state: JobState | None,
-        kind: JobKind | None,
+        before_id: int | None = None,
+        state: JobState | None = None,
+        kind: JobKind | None = None,
     ) -> list[Job]:
         states = [state] if state else []
         rows = await repository.newest(

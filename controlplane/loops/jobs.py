@@ -9,6 +9,7 @@ import structlog
 
 from controlplane.cache.agents import NodeError
 from controlplane.cache.context import JobContext, OperationError
+from controlplane.cache.keeping import PinKeeper
 from controlplane.cache.operations import OPERATIONS
 from controlplane.cache.weights import WeightsWatch
 from controlplane.errors import ApiError
@@ -32,10 +33,12 @@ class JobRunner:
         self._job_seconds = job_seconds
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._weights = WeightsWatch(plane)
+        self._pins = PinKeeper(plane)
 
     async def step(self) -> None:
-        """Start jobs as far as there is room, and purge what replaced weights left."""
+        """Start jobs as far as there is room; queue what replaced weights and restarts ask for."""
         await self._weights.look()
+        await self._pins.look()
         for job in self._plane.jobs.queued():
             if len(self._tasks) >= MAX_RUNNING:
                 return
