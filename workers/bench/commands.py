@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 GROUP = "bench"
+EXIT_BAD_INPUT = 2
 EXIT_NO_PEER = 3
 JsonOption = Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")]
 
@@ -17,6 +18,7 @@ def register(app: typer.Typer) -> None:
     """Add the verbs of this package; the group `bench` may be another package's already."""
     app.command()(acceptance)
     group = _bench_group(app)
+    group.command("evict")(bench_evict)
     group.command("index")(bench_index)
     group.command("pool")(bench_pool)
     group.command("transfer")(bench_transfer)
@@ -59,6 +61,38 @@ def acceptance(
     _show(result, as_json=as_json)
     if result["outputs_identical"] != result["outputs_total"] or result["leaked_pins"]:
         raise typer.Exit(1)
+
+
+def bench_evict(
+    trace: Annotated[
+        Path, typer.Option(help="Requests as JSON lines, gzipped or not, of 512-token blocks.")
+    ],
+    as_json: JsonOption = False,
+    policy: Annotated[list[str] | None, typer.Option(help="Several may be given; all.")] = None,
+    capacity: Annotated[
+        list[int] | None, typer.Option(help="In blocks; several may be given; 1,000 to 30,000.")
+    ] = None,
+    whatif: Annotated[
+        bool, typer.Option("--whatif", help="The sampled curve beside the exact hit rates, too.")
+    ] = False,
+) -> None:
+    """Hit ratios of the eviction policies on a trace, beside LRU and the offline optimum, and
+    their processor time a block.
+
+    Exits 2 when an option or the trace cannot be used.
+    """
+    from workers.bench.evict import run_evict_bench, table  # noqa: PLC0415 - heavy
+    from workers.core.errors import ConfigError  # noqa: PLC0415 - with the rest
+
+    try:
+        result = run_evict_bench(trace, policy or (), capacity or (), with_whatif=whatif)
+    except ConfigError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(EXIT_BAD_INPUT) from None
+    if as_json:
+        _show(result, as_json=True)
+    else:
+        typer.echo(table(result))
 
 
 def bench_index(

@@ -61,6 +61,7 @@ class ClassTables:
         self._queues: list[deque[Segment]] = [deque() for _ in EDGES]
         self._num_segments = 0
         self._uses = 0
+        self._now = -1.0
         self._faded_at = 0.0
 
     def class_of(self, uses: int, continuing: bool, label: str) -> int:
@@ -103,6 +104,9 @@ class ClassTables:
 
     def advance(self, now: float) -> None:
         """Let blocks grow older; learn once in a while."""
+        if now == self._now:
+            return
+        self._now = now
         for number, queue in enumerate(self._queues):
             edge = EDGES[number]
             while queue and queue[0].start + edge <= now:
