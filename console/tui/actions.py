@@ -9,9 +9,10 @@ from urllib.parse import quote
 
 from textual import events
 
-from console.tui import palette
+from console.tui import cache_actions, palette
 from console.tui.localtime import LocalZone
 from console.tui.pages.base import Location, Page
+from console.tui.pages.cache import CachePage
 from console.tui.pages.confirm import Change, ConfirmPage
 from console.tui.pages.help import HelpPage
 from console.tui.pages.policies import DraftPage, PolicyPage
@@ -52,7 +53,9 @@ async def perform(app: ConsoleApp, action: str) -> None:
 
 
 async def _app_action(app: ConsoleApp, action: str) -> None:
-    if action == "previous":
+    if action in cache_actions.NAMES:
+        await cache_actions.ask(app, action)
+    elif action == "previous":
         if app.recent:
             await app.go(app.recent[-1])
     elif action in _SIMPLE:
@@ -251,6 +254,10 @@ async def _run_entry(app: ConsoleApp, entry: palette.Entry | None, value: str) -
 
 async def prepare(app: ConsoleApp, page: Page, place: Location) -> None:
     """What a page needs before it is drawn."""
+    if isinstance(page, CachePage):
+        page.open_view(place.name)
+        page.name_shown = ""
+        app.trail[-1] = Location(place.noun, filter=place.filter)
     if isinstance(page, PolicyPage):
         app.run_worker(_read_revisions(app, page, place.name), group="revisions", exclusive=True)
     if isinstance(page, DraftPage) and (page.draft is None or page.draft.name != place.name):

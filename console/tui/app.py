@@ -14,15 +14,17 @@ from textual.containers import Container
 from textual.message import Message
 from textual.screen import Screen
 
-from console.tui import actions, frame, keys, palette
+from console.tui import actions, cache_actions, frame, keys, palette
 from console.tui.caps import Caps, detect
 from console.tui.context import Context
 from console.tui.feed import EventSource, Feed
 from console.tui.lines import Line, LinesView, line, toned
 from console.tui.localtime import LocalZone
 from console.tui.pages import catalog
+from console.tui.pages.act import ActPage
 from console.tui.pages.base import Location, Page
 from console.tui.pages.confirm import ConfirmPage
+from console.tui.pages.panel import PanelPage
 from console.tui.prompt import Prompt
 from console.tui.widgets.rows import RowsView
 from console.viewmodel.freshness import freshness
@@ -233,6 +235,7 @@ class ConsoleApp(App[None], inherit_bindings=False):
         if small:
             self._small.show([line(toned(frame.too_small(width, height), "warn"))])
             return
+        self.feed.want(self.page.wanted)
         self.page.show_context(context)
         path = [self._crumb(place) for place in self.trail[:-1]]
         own = self.page.path()
@@ -327,7 +330,7 @@ class ConsoleApp(App[None], inherit_bindings=False):
             await actions.prompt_key(self, event)
             return
         page = self.page
-        if isinstance(page, ConfirmPage):
+        if isinstance(page, PanelPage):
             await page.press(event, self.clock())
             return
         name = keys.name_of(event.key, event.character)
@@ -346,7 +349,7 @@ class ConsoleApp(App[None], inherit_bindings=False):
         if self.prompt.is_open:
             self.prompt.close()
             self.redraw()
-        elif isinstance(self.page, ConfirmPage):
+        elif isinstance(self.page, PanelPage):
             await self.back()
         elif now - self._interrupted_at < 2.0:
             self.exit()
@@ -373,8 +376,14 @@ class ConsoleApp(App[None], inherit_bindings=False):
             actions.put(self, message.change, message.reason), group="put", exclusive=True
         )
 
-    async def on_confirm_page_cancelled(self, message: ConfirmPage.Cancelled) -> None:
-        """Back to the draft, which is kept."""
+    async def on_act_page_agreed(self, message: ActPage.Agreed) -> None:
+        """The one place from which an operator's action is sent."""
+        self.run_worker(
+            cache_actions.send(self, message.act, message.reason), group="put", exclusive=True
+        )
+
+    async def on_panel_page_cancelled(self, message: PanelPage.Cancelled) -> None:
+        """Back to where one was; a draft is kept."""
         await self.back()
 
     def on_resize(self, event: events.Resize) -> None:

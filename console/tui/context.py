@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import tzinfo
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from console.tui.caps import Caps
 from console.viewmodel import filters, freshness
@@ -13,12 +13,15 @@ from console.viewmodel.history import History
 from console.viewmodel.state import Snapshot
 from console.viewmodel.table import Row, Table
 from controlplane.audit.schemas import AuditList
+from controlplane.calls import Call
 from controlplane.decisions.schemas import Decision, DecisionList
 from controlplane.fleet.schemas import Worker
 from controlplane.gateways.schemas import Gateway
 from controlplane.nodes.schemas import Node
 from controlplane.policies.schemas import PolicyList, PolicyPut, PolicyPutReply, PolicyRevision
 from controlplane.stats.schemas import Matrix, Overview, SeriesReply
+
+T = TypeVar("T")
 
 
 class Source(Protocol):
@@ -29,6 +32,7 @@ class Source(Protocol):
 
     url: str
 
+    async def send(self, call: Call[T]) -> T: ...
     async def overview(self, window: float = 900) -> Overview: ...
     async def nodes(self) -> list[Node]: ...
     async def workers(self) -> list[Worker]: ...

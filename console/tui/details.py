@@ -9,10 +9,10 @@ from rich.style import Style
 from console.tui.caps import tone_style
 from console.tui.context import Context
 from console.tui.lines import Line, Span, fit, line, table_lines, toned
-from console.viewmodel import numbers, requests, topology, transfers
+from console.viewmodel import jobs, numbers, requests, topology, transfers
 from console.viewmodel.audit import change
-from console.viewmodel.policies import show
 from console.viewmodel.requests import Bar, RequestView
+from console.viewmodel.spec_text import show
 from console.viewmodel.table import Row, Text, Tone, cell, clean
 
 
@@ -85,6 +85,16 @@ def gateway_lines(context: Context, gateway_id: str, width: int) -> list[Line]:
         ]
     rows = tuple(Row(name, (Text(name, "muted"), cell(value))) for name, value in fields)
     return [line(toned(f" gateway {clean(gateway_id)}", "strong")), *field_lines(rows, width)]
+
+
+def job_lines(context: Context, name: str, width: int) -> list[Line]:
+    """A job's fields, result and what was asked."""
+    found = next((job for job in context.snapshot.jobs if str(job.id) == name), None)
+    if found is None:
+        return [line(toned(f" Job {clean(name)} is not among the newest. Esc goes back.", "muted"))]
+    rows = jobs.describe(found, now=context.server_now, tz=context.tz)
+    title = f" job {found.id}  {found.kind} {clean(found.target)}"
+    return [line(toned(title, "strong")), *field_lines(rows, width)]
 
 
 def pair_lines(context: Context, name: str, width: int) -> list[Line]:

@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Protocol
 
+from console import calls
 from console.tui.context import Source
+from console.viewmodel.cache import EVICTION_REASONS
 from console.viewmodel.state import ConsoleState, Part
 from controlplane.client_http import ClientError, StreamState, UnreachableError
 from controlplane.events.schemas import Event
@@ -15,7 +17,12 @@ CLUSTER_METRICS = (
     "requests,rejected,ttft_p95_seconds,tbt_p95_seconds,queue_p95_seconds,prompt_tokens,hit_tokens,"
     "kv_wait_seconds,decode_seconds,slo_met,slo_missed"
 )
-NODE_METRICS = "prompt_tokens,hit_tokens,evicted_capacity,evicted_corrupt,evicted_failed_write"
+NODE_METRICS = ",".join(
+    ("prompt_tokens", "hit_tokens", *(metric for metric, _ in EVICTION_REASONS))
+)
+POOL_SECONDS = 2.0
+PINS_SECONDS = 5.0
+MAX_JOBS = 100
 MATRIX_SECONDS = 5.0
 ROWS_SECONDS = 2.0
 SERIES_SECONDS = 10.0
@@ -54,12 +61,20 @@ class Feed:
         self.connected = False
         self._clock = clock
         self._on_change = on_change
+        self._wants: frozenset[str] = frozenset()
+        self._wanted = asyncio.Event()
         self._reload = asyncio.Event()
         self._again = asyncio.Event()
 
     def reconnect(self) -> None:
         """Drop the stream and connect at once."""
         self._again.set()
+
+    def want(self, parts: frozenset[str]) -> None:
+        """What the screen in front needs besides what every screen does: `pool`, `pins`."""
+        if parts - self._wants:
+            self._wanted.set()
+        self._wants = parts
 
     async def run(self) -> None:
         """Follow until cancelled."""
@@ -69,6 +84,8 @@ class Feed:
             group.create_task(self._poll(self._read_matrix, MATRIX_SECONDS))
             group.create_task(self._poll(self._read_rows, ROWS_SECONDS))
             group.create_task(self._poll(self._read_recent_series, SERIES_SECONDS))
+            group.create_task(self._poll(self._read_pool, POOL_SECONDS, self._wanted))
+            group.create_task(self._poll(self._read_pins, PINS_SECONDS))
 
     async def _follow(self) -> None:
         last_event_id: str | None = None
@@ -150,10 +167,22 @@ class Feed:
         await self._read_matrix()
         state.load(clock(), gateways=await source.gateways())
         self._on_change(frozenset({"decisions", "audit", "history", "matrix", "gateways"}))
+        for read in (self._read_jobs, self._read_pool):
+            try:
+                await read()
+            except UnreachableError:
+                raise
+            except ClientError:
+                continue  # an older control plane has no such thing: its screens say so
 
-    async def _poll(self, read: Callable[[], Awaitable[None]], seconds: float) -> None:
+    async def _poll(
+        self,
+        read: Callable[[], Awaitable[None]],
+        seconds: float,
+        hurry: asyncio.Event | None = None,
+    ) -> None:
         while True:
-            await asyncio.sleep(seconds)
+            await _sleep(seconds, hurry)
             if not self.connected:
                 continue
             try:
@@ -164,6 +193,28 @@ class Feed:
     async def _read_matrix(self) -> None:
         self.state.load(self._clock(), matrix=await self.source.matrix())
         self._on_change(frozenset({"matrix"}))
+
+    async def _read_pool(self) -> None:
+        """Only while a screen shows it: it is long where tenants are many."""
+        if "pool" in self._wants:
+            report = await self.source.send(calls.pool())
+            self.state.load(self._clock(), pool=report)
+            self._on_change(frozenset({"pool"}))
+        if "pins" in self._wants and self.state.snapshot().pins is None:
+            await self._read_pins()
+
+    async def _read_pins(self) -> None:
+        """The nodes are asked for these."""
+        if "pins" in self._wants:
+            pins = await self.source.send(calls.pins())
+            self.state.load(self._clock(), pins=pins)
+            self._on_change(frozenset({"pool"}))
+
+    async def _read_jobs(self) -> None:
+        """Later changes come as events."""
+        found = await self.source.send(calls.jobs(MAX_JOBS))
+        self.state.load(self._clock(), jobs=found.items)
+        self._on_change(frozenset({"jobs"}))
 
     async def _read_rows(self) -> None:
         """Rows whose events come only on changes would seem to age."""
@@ -181,3 +232,16 @@ class Feed:
             self._clock(), series=await source.series(CLUSTER_METRICS, "cluster", window, 10)
         )
         state.load(self._clock(), series=await source.series(NODE_METRICS, "node:*", window, 10))
+
+
+async def _sleep(seconds: float, hurry: asyncio.Event | None) -> None:
+    if hurry is None:
+        await asyncio.sleep(seconds)
+        return
+    try:
+        async with asyncio.timeout(seconds):
+            await hurry.wait()
+    except TimeoutError:
+        return
+    finally:
+        hurry.clear()

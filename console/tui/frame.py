@@ -131,7 +131,8 @@ def footer(
 _SHORT = {
     "palette": "go", "filter": "filter", "hold": "hold", "help": "help", "follow": "follow",
     "next_value": "value", "as_table": "table", "window": "window", "edit": "edit", "put": "put",
-    "compare": "compare", "next_view": "view", "live": "live",
+    "compare": "compare", "next_view": "view", "live": "live", "edit_cache": "edit", "pin": "pin",
+    "prefetch": "prefetch", "purge": "purge", "cancel_job": "cancel", "undo_job": "undo",
 }  # fmt: skip
 
 

@@ -56,6 +56,7 @@ GLOBAL = (
     Key("4", "4", "screen transfers", "Transfers", "go"),
     Key("6", "6", "screen requests", "Requests", "go"),
     Key("7", "7", "screen policies", "Policies", "go"),
+    Key("8", "8", "screen jobs", "Jobs", "go"),
     Key("tab", "Tab", "next_pane", "next pane", "go"),
     Key("shift+tab", "Shift-Tab", "previous_pane", "pane before", "go"),
     Key("left_square_bracket", "[", "previous_view", "view before", "go"),
@@ -72,7 +73,7 @@ GLOBAL = (
     Key("ctrl+c", "Ctrl-c", "interrupt", "leave a prompt; twice: quit", "app"),
     Key("ctrl+z", "Ctrl-z", "suspend", "suspend", "app"),
 )
-LATER = {"5": "KV wait", "8": "Jobs", "9": "Alerts", "0": "Doctor"}
+LATER = {"5": "KV wait", "9": "Alerts", "0": "Doctor"}
 """Screens that this version does not have; their keys stay free for them."""
 
 FOLLOW = Key("f", "f", "follow", "follow the newest row", "show", footer=True)
@@ -83,6 +84,12 @@ LAST_MARK = Key("b", "b", "previous_mark", "event before", "find")
 WINDOW = Key("w", "w", "window", "window 15 min, 1 h, 24 h", "time", footer=True)
 COMPARE = Key("c", "c", "compare", "compare with the active revision", "time")
 EDIT = Key("E", "E", "edit", "edit: opens a draft", "act", acts=True, footer=True)
+EDIT_CACHE = Key("E", "E", "edit_cache", "edit the cache policy: opens a draft", "act", acts=True, footer=True)  # fmt: skip
+PIN = Key("P", "P", "pin", "pin the tenant or namespace; on a pin: end it", "act", acts=True, footer=True)  # fmt: skip
+PREFETCH = Key("W", "W", "prefetch", "prefetch from SSD into DRAM", "act", acts=True, footer=True)
+PURGE = Key("X", "X", "purge", "purge: asks for the name first", "act", acts=True, footer=True)
+CANCEL = Key("K", "K", "cancel_job", "cancel the job", "act", acts=True, footer=True)
+UNDO = Key("Z", "Z", "undo_job", "take the job back, where that can be done", "act", acts=True, footer=True)  # fmt: skip
 REBASE = Key("E", "E", "edit", "take the draft onto the newer revision", "act", acts=True)
 PUT = Key("S", "S", "put", "put the draft into effect: shows what will happen first", "act", acts=True, footer=True)  # fmt: skip
 

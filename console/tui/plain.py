@@ -8,8 +8,19 @@ from console.tui import details, frame
 from console.tui.context import Context
 from console.tui.lines import Line, header_line, line, plain_text, row_line, table_lines
 from console.tui.pages.overview import evictions_of, hit_rate_of, matrix_of, service_lines
+from console.tui.pool_lines import pool_head_lines
 from console.tui.widgets.heatmap import worst_table
-from console.viewmodel import audit, cache, policies, requests, topology, transfers
+from console.viewmodel import (
+    audit,
+    cache,
+    curve,
+    jobs,
+    policies,
+    pool,
+    requests,
+    topology,
+    transfers,
+)
 from console.viewmodel.heatmap import Heatmap
 from console.viewmodel.overview import overview
 from console.viewmodel.table import Table
@@ -72,8 +83,31 @@ def _cache(context: Context) -> list[Line]:
     return [
         *_figure(context, hit_rate_of(context, 90)),
         *_figure(context, evictions_of(context, 90)),
-        *_table(context, "POOL", cache.tiers(context.snapshot.nodes)),
+        *_pool(context),
     ]
+
+
+def _pool(context: Context) -> list[Line]:
+    """Policy, tiers, tenants, health and the curve's numbers; without a report the slabs alone."""
+    report = context.snapshot.pool
+    if report is None:
+        return _table(context, "POOL", cache.tiers(context.snapshot.nodes))
+    found = curve.curve(report)
+    what_if = f"WHAT IF, hit rate at other capacities; measured now {found.measured_text}"
+    return [
+        line(""),
+        *pool_head_lines(context),
+        *_table(context, "TIERS", pool.tiers(report)),
+        *_table(context, "TENANTS AND NAMESPACES", pool.groups(report)),
+        *_table(context, "HEALTH OF EVICTION, 15 min", pool.health(report)),
+        *_table(context, what_if, curve.curve_table(found)),
+        line(f" {found.verdict}"),
+    ]
+
+
+def _jobs(context: Context) -> list[Line]:
+    table = jobs.jobs(context.snapshot.jobs, now=context.server_now, tz=context.tz)
+    return _table(context, "JOBS, newest first", table)
 
 
 def _transfers(context: Context) -> list[Line]:
@@ -109,6 +143,7 @@ _SCREENS: dict[str, Callable[[Context], list[Line]]] = {
     "transfers": _transfers,
     "requests": _requests,
     "policies": _policies,
+    "jobs": _jobs,
     "audit": _audit,
 }
 _DETAILS: dict[str, Callable[[Context, str, int], list[Line]]] = {
@@ -118,4 +153,5 @@ _DETAILS: dict[str, Callable[[Context, str, int], list[Line]]] = {
     "request": details.request_lines,
     "pair": details.pair_lines,
     "policy": details.policy_lines,
+    "job": details.job_lines,
 }

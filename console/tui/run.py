@@ -9,7 +9,9 @@ import shutil
 import sys
 from datetime import UTC, datetime
 from time import monotonic
+from typing import TypeVar
 
+from console import calls
 from console.tui.caps import Caps, is_utf8
 from console.tui.context import Context
 from console.tui.feed import CLUSTER_METRICS, NODE_METRICS, SNAPSHOT_ROWS
@@ -18,9 +20,12 @@ from console.tui.plain import screen_text, screens
 from console.viewmodel.freshness import freshness
 from console.viewmodel.overview import headline, overview
 from console.viewmodel.state import ConsoleState
+from controlplane.calls import Call
 from controlplane.client import AsyncClient, Client, ClientError, find_token
+from controlplane.client_http import UnreachableError
 from workers.core.errors import ConfigError
 
+T = TypeVar("T")
 SPOKEN_SECONDS = 5.0
 MIN_COLUMNS = 40
 
@@ -102,6 +107,12 @@ def read_context(client: Client) -> Context:
         series=client.series(CLUSTER_METRICS, "cluster"),
     )
     state.load(monotonic(), series=client.series(NODE_METRICS, "node:*"))
+    found = _where_offered(client, calls.jobs())
+    state.load(
+        monotonic(),
+        pool=_where_offered(client, calls.pool()),
+        jobs=found.items if found else None,
+    )
     snapshot = state.snapshot()
     now = monotonic()
     size = shutil.get_terminal_size((120, 40))
@@ -120,9 +131,19 @@ def read_context(client: Client) -> Context:
     )
 
 
+def _where_offered(client: Client, call: Call[T]) -> T | None:
+    """None from an older control plane, which has no such thing."""
+    try:
+        return client.send(call)
+    except UnreachableError:
+        raise
+    except ClientError:
+        return None
+
+
 def speak(url: str | None, noun: str, name: str) -> int:
     """Screens on request; in between, one line when what needs attention changes."""
-    keys = {str(i): s for i, s in zip((1, 2, 3, 4, 6, 7), screens(), strict=False)}
+    keys = {str(i): s for i, s in zip((1, 2, 3, 4, 6, 7, 8), screens(), strict=False)}
     said = ""
     with Client(url) as client:
         print_screen(client, noun, name)

@@ -31,9 +31,13 @@ Values = Mapping[tuple[str, str], tuple[list[float | None], list[str]]]
 
 EVICTION_REASONS = (
     ("evicted_capacity", "capacity"),
+    ("evicted_quota", "quota"),
+    ("evicted_ssd_capacity", "SSD capacity"),
     ("evicted_corrupt", "corrupt"),
     ("evicted_failed_write", "failed write"),
+    ("evicted_tier_lost", "tier lost"),
 )
+"""Purges are an operator's: they are counted apart."""
 
 
 @dataclass(frozen=True, slots=True)

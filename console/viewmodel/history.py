@@ -14,9 +14,10 @@ STEP_SECONDS = 10.0
 NUM_BUCKETS = 91  # 15 min of closed buckets and the open one
 MAX_SERIES = 6000
 
-GAUGES = frozenset(
-    {"used_blocks", "capacity_blocks", "pinned_blocks", "write_queue_blocks", "running", "waiting"}
-)
+GAUGES = frozenset({
+    "used_blocks", "capacity_blocks", "pinned_blocks", "write_queue_blocks", "running", "waiting",
+    "ssd_used_bytes", "ssd_capacity_bytes",
+})  # fmt: skip
 BUCKETS_SECONDS = (1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 21600)
 
 

@@ -15,10 +15,13 @@ from pydantic import ValidationError
 from console.viewmodel.history import History
 from console.viewmodel.numbers import known
 from controlplane.audit.schemas import AuditRow
+from controlplane.cache.schemas import CachePinList
 from controlplane.decisions.schemas import Decision
 from controlplane.events.schemas import Event
 from controlplane.fleet.schemas import Worker
 from controlplane.gateways.schemas import Gateway
+from controlplane.jobs.schemas import Job
+from controlplane.nodes.pool_schemas import PoolReport
 from controlplane.nodes.schemas import Node
 from controlplane.policies.schemas import PolicyRevision
 from controlplane.stats.schemas import Matrix, Overview, SeriesReply
@@ -32,10 +35,11 @@ MAX_NODES = 1024
 MAX_WORKERS = 4096
 MAX_GATEWAYS = 64
 MAX_POLICIES = 256
+MAX_JOBS = 200
 
 Part = Literal[
     "reset", "overview", "history", "nodes", "workers", "gateways", "policies", "decisions", "audit",
-    "matrix",
+    "matrix", "pool", "jobs",
 ]  # fmt: skip
 PARTS: frozenset[Part] = frozenset(
     (
@@ -48,6 +52,8 @@ PARTS: frozenset[Part] = frozenset(
         "decisions",
         "audit",
         "matrix",
+        "pool",
+        "jobs",
     )
 )
 
@@ -71,6 +77,9 @@ class Snapshot:
     row_received: Mapping[str, float] = field(default_factory=dict)
     server_time: float | None = None  # seconds since the epoch, of the newest tick
     bad_events: int = 0
+    pool: PoolReport | None = None
+    pins: CachePinList | None = None
+    jobs: tuple[Job, ...] = ()  # by id, the oldest first
 
     @property
     def emulated(self) -> bool:
@@ -103,6 +112,9 @@ class ConsoleState:
         self._decisions: OrderedDict[str, Decision] = OrderedDict()
         self._audit: OrderedDict[int, AuditRow] = OrderedDict()
         self._matrix: Matrix | None = None
+        self._pool: PoolReport | None = None
+        self._pins: CachePinList | None = None
+        self._jobs: OrderedDict[int, Job] = OrderedDict()
         self._received: float | None = None
         self._row_received: dict[str, float] = {}
         self._server_time: float | None = None
@@ -117,6 +129,7 @@ class ConsoleState:
             "policy": self._policy,
             "decision": self._decision,
             "audit": self._audit_row,
+            "job": self._job,
         }
 
     def load(
@@ -132,6 +145,9 @@ class ConsoleState:
         audit: Iterable[AuditRow] | None = None,
         matrix: Matrix | None = None,
         series: SeriesReply | None = None,
+        pool: PoolReport | None = None,
+        pins: CachePinList | None = None,
+        jobs: Iterable[Job] | None = None,
     ) -> None:
         """Take what REST says; a list given replaces the old one, None leaves it."""
         if overview is not None:
@@ -140,6 +156,7 @@ class ConsoleState:
             self._matrix = matrix
         if series is not None:
             self.history.load(series)
+        self._load_pool(pool, pins, jobs)
         self._load_cluster(now, nodes, workers, gateways)
         if policies is not None:
             self._policies = OrderedDict((_policy_key(p), p) for p in policies if p.active)
@@ -149,6 +166,15 @@ class ConsoleState:
         if audit is not None:
             kept = sorted(audit, key=lambda row: row.id)[-MAX_AUDIT:]
             self._audit = OrderedDict((row.id, row) for row in kept)
+
+    def _load_pool(
+        self, pool: PoolReport | None, pins: CachePinList | None, jobs: Iterable[Job] | None
+    ) -> None:
+        self._pool = pool or self._pool
+        self._pins = pins or self._pins
+        if jobs is not None:
+            kept = sorted(jobs, key=lambda job: job.id)[-MAX_JOBS:]
+            self._jobs = OrderedDict((job.id, job) for job in kept)
 
     def _load_cluster(
         self,
@@ -196,6 +222,9 @@ class ConsoleState:
             dict(self._row_received),
             self._server_time,
             self._bad_events,
+            self._pool,
+            self._pins,
+            tuple(self._jobs[name] for name in sorted(self._jobs)),
         )
 
     def _take_overview(self, overview: Overview, now: float) -> None:
@@ -254,6 +283,13 @@ class ConsoleState:
         self._audit[row.id] = row
         _trim(self._audit, MAX_AUDIT)
         return ("audit",)
+
+    def _job(self, data: dict[str, object], now: float) -> Iterable[Part]:
+        job = Job.model_validate(data)
+        self._jobs[job.id] = job
+        while len(self._jobs) > MAX_JOBS:
+            del self._jobs[min(self._jobs)]
+        return ("jobs",)
 
     def _forget_ages(self, prefix: str) -> None:
         self._row_received = {

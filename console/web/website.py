@@ -23,7 +23,7 @@ from controlplane.schema_base import Problem
 
 HTML = "text/html; charset=utf-8"
 JSON = "application/json"
-MAX_DRAFT_FIELDS = 50
+MAX_DRAFT_FIELDS = 100
 PART_HEADER = "x-part"
 VARY = "Accept-Encoding, Cookie, X-Part"
 

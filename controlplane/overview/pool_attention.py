@@ -62,7 +62,7 @@ def _starved(node: PoolNode) -> Iterator[Finding]:
     )
     if health.leased_bytes:
         text += f", of these {numbers.stored_bytes(health.leased_bytes)} by lapsing leases"
-    yield f"node/{node.node}/starved", severity, text, "cache/health"
+    yield f"node/{node.node}/starved", severity, text, "cache/evictions"
 
 
 def _wanted_again(node: PoolNode) -> Iterator[Finding]:
@@ -76,7 +76,7 @@ def _wanted_again(node: PoolNode) -> Iterator[Finding]:
             f"{numbers.percent(share)} of the blocks evicted on {node.node} were wanted again "
             f"within {within}, alarm {numbers.percent(WANTED_AGAIN_ALARM)}"
         )
-        yield f"node/{node.node}/wanted_again", "warn", text, "cache/health"
+        yield f"node/{node.node}/wanted_again", "warn", text, "cache/evictions"
 
 
 def _no_hits(node: PoolNode) -> Iterator[Finding]:
@@ -105,4 +105,4 @@ def _stale_claims(node: PoolNode) -> Iterator[Finding]:
             f"{numbers.percent(rate)} of the index's claims about {node.node} are stale, "
             f"alarm {numbers.percent(STALE_CLAIMS_ALARM)}"
         )
-        yield f"node/{node.node}/stale_claims", "warn", text, "cache/health"
+        yield f"node/{node.node}/stale_claims", "warn", text, "cache/evictions"

@@ -7,10 +7,13 @@ import math
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
 from controlplane.audit.schemas import AuditList, AuditRow
+from controlplane.cache.schemas import CacheJob, CachePinList, CachePinned
+from controlplane.calls import Call
 from controlplane.client_http import ClientError, StreamState, UnreachableError
 from controlplane.decisions.schemas import (
     Decision,
@@ -23,6 +26,15 @@ from controlplane.decisions.schemas import (
 from controlplane.events.schemas import Event
 from controlplane.fleet.schemas import Worker
 from controlplane.gateways.schemas import Gateway
+from controlplane.jobs.schemas import Job, JobList
+from controlplane.nodes.pool_schemas import (
+    PoolCurvePoint,
+    PoolGroup,
+    PoolNamespace,
+    PoolNode,
+    PoolReport,
+    PoolTier,
+)
 from controlplane.nodes.schemas import Node
 from controlplane.policies.schemas import (
     CacheSpec,
@@ -201,6 +213,81 @@ def make_pair(source: str, target: str, seconds: float, **changes: object) -> Pa
     return Pair.model_validate(values | changes)
 
 
+def make_tier(node: str, tier: str, **changes: object) -> PoolTier:
+    used, capacity = (141, 160) if tier == "dram" else (612, 2000)
+    values: dict[str, object] = {
+        "node": node, "tier": tier, "state": "ok", "capacity_blocks": capacity * 32,
+        "used_blocks": used * 32, "capacity_bytes": capacity * GIB, "used_bytes": used * GIB,
+        "free_device_bytes": 900 * GIB if tier == "ssd" else None,
+        "read_bytes_per_second": 2.1e9, "written_bytes_per_second": 8.4e8, "evicted_blocks_total": 4260,
+    }  # fmt: skip
+    return PoolTier.model_validate(values | changes)
+
+
+def make_pool_node(node: str, **changes: object) -> PoolNode:
+    health: dict[str, object] = {
+        "node": node, "policy": "decay", "policy_revision": 17, "params": {"half_life_seconds": 600.0},
+        "attempts": 4310, "successes": 4260, "starved_by_pins": 0, "evicted": 4260,
+        "wanted_again": 264, "wanted_within_seconds": 300.0, "age_p50_seconds": 412.0,
+        "age_p99_seconds": 3724.0, "pinned_bytes": 2 * GIB, "leased_bytes": 0, "promoted": 1204,
+        "demoted": 3900, "corrupt": 0, "history_entries": 4260,
+    }  # fmt: skip
+    values: dict[str, object] = {
+        "node": node, "state": "ready", "used_bytes": 141 * GIB, "capacity_bytes": 160 * GIB,
+        "pinned_bytes": 2 * GIB, "block_bytes": 32 * 2**20, "write_queue_blocks": 118,
+        "write_queue_bound": 500, "prompt_tokens": 900_000, "hit_tokens": 520_000,
+        "claims_checked": 4100, "claims_stale": 3,
+        "tiers": [make_tier(node, "dram"), make_tier(node, "ssd")],
+    }  # fmt: skip
+    eviction = health | dict(changes.pop("eviction", {}))  # type: ignore[call-overload]  # a dict
+    return PoolNode.model_validate(values | {"eviction": eviction} | changes)
+
+
+def make_group(kind: str, name: str, share: float, **changes: object) -> PoolGroup:
+    values: dict[str, object] = {
+        "kind": kind, "name": name, "nodes": 12, "used_blocks": int(5000 * share * 32),
+        "used_bytes": int(5000 * share * GIB), "evicted_blocks_total": 311,
+    }  # fmt: skip
+    return PoolGroup.model_validate(values | changes)
+
+
+def make_pool(nodes: int = 12, **changes: object) -> PoolReport:
+    namespace = "4f09c1d2e3aa" + "0" * 52
+    values: dict[str, object] = {
+        "at": NOW,
+        "window_seconds": 900.0,
+        "nodes": [make_pool_node(f"node-{i:02d}") for i in range(1, nodes + 1)],
+        "groups": [
+            make_group("tenant", "acme", 0.55, quota_bytes=3000 * GIB, fullest=0.97),
+            make_group("tenant", "default", 0.3),
+            make_group("tenant", "batch", 0.1, quota_bytes=1000 * GIB, fullest=0.52, refused_blocks_total=7),
+            make_group("namespace", namespace, 0.95, label="llama-8b"),
+        ],
+        "namespaces": [
+            PoolNamespace(name=namespace, model="llama-8b", weights_version="w17", kv_dtype="bfloat16", block_tokens=256, block_bytes=32 * 2**20, nodes=["node-01", "node-02"], workers=["p1", "d1"]),
+        ],
+        "curve": [
+            PoolCurvePoint(capacity_factor=f, capacity_bytes=int(f * 1920 * GIB), hit_rate=r)
+            for f, r in ((0.25, 0.384), (0.5, 0.507), (1.0, 0.579), (2.0, 0.65), (4.0, 0.674))
+        ],
+        "measured_hit_rate": 0.581,
+        "looked_up_blocks": 1_000_000,
+        "claims_checked": 49_200,
+        "claims_stale": 36,
+    }  # fmt: skip
+    return PoolReport.model_validate(values | changes)
+
+
+def make_job(number: int, **changes: object) -> Job:
+    values: dict[str, object] = {
+        "id": number, "kind": "purge", "target": "batch", "spec": {"tenant": "batch"},
+        "state": "running", "progress": {"done": 620, "total": 1000, "note": "node-07"},
+        "attempts": 1, "created_at": AT - timedelta(minutes=1), "started_at": AT - timedelta(minutes=1),
+        "author": "ana", "reason": "old runs",
+    }  # fmt: skip
+    return Job.model_validate(values | changes)
+
+
 @dataclass
 class World:
     """What the control plane would say, and a source that says it."""
@@ -213,6 +300,14 @@ class World:
     gateways: list[Gateway] = field(default_factory=list)
     matrix: Matrix = field(default_factory=lambda: Matrix(window_seconds=300, pairs=[]))
     overview: Overview = field(default_factory=make_overview)
+    pool: PoolReport | None = None
+    pins: CachePinList = field(default_factory=lambda: CachePinList(items=[]))
+    jobs: list[Job] = field(default_factory=list)
+    pool_of = staticmethod(make_pool)
+    pool_node = staticmethod(make_pool_node)
+    tier = staticmethod(make_tier)
+    group = staticmethod(make_group)
+    job = staticmethod(make_job)
     node = staticmethod(make_node)
     worker = staticmethod(make_worker)
     decision = staticmethod(make_decision)
@@ -247,7 +342,16 @@ class World:
             policies=[
                 make_policy("slo", 41, slo),
                 make_policy("scheduling", 9, SchedulingSpec().model_dump(mode="json")),
-                make_policy("cache", 17, CacheSpec().model_dump(mode="json"), author="ben"),
+                make_policy("cache", 17, CacheSpec().model_dump(mode="json") | {"eviction": "decay"}, author="ben"),
+            ],
+            pool=make_pool(),
+            pins=CachePinList(items=[
+                CachePinned(name="system-prompt", node=f"node-{i:02d}", blocks=48, bytes=48 * 32 * 2**20, share=0.009, chains=2, expires_at=AT + timedelta(minutes=20))
+                for i in (1, 2)
+            ]),
+            jobs=[
+                make_job(118),
+                make_job(117, kind="pin", target="acme", state="done", progress={"done": 96, "total": 96}, finished_at=AT - timedelta(minutes=5), undo={"possible": True, "how": "ends the pin pin-3f"}),
             ],
             matrix=Matrix(window_seconds=300, pairs=list({(p.source, p.destination): p for p in pairs}.values())),
         )  # fmt: skip
@@ -289,6 +393,7 @@ class FakeSource:
         self.refuse: ClientError | None = None
         self.puts: list[tuple[str, str, PolicyPut, int | None]] = []
         self.num_events = 0
+        self.sent: list[Call[Any]] = []
 
     def emit(self, kind: str, data: dict[str, object]) -> None:
         self.num_events += 1
@@ -318,6 +423,28 @@ class FakeSource:
             tell(StreamState(connected=True))
             while (event := await self.queue.get()) is not None:
                 yield event
+
+    async def send(self, call: Call[Any]) -> Any:
+        """The calls of the cache and jobs screens, by path."""
+        self._check()
+        if call.method == "GET":
+            return {
+                "/api/v1/cache/pool": self.world.pool or make_pool(0, groups=[], namespaces=[], curve=[], measured_hit_rate=None, claims_checked=None),
+                "/api/v1/cache/pins": self.world.pins,
+                "/api/v1/jobs": JobList(items=self.world.jobs),
+            }[call.path]  # fmt: skip
+        if self.refuse is not None:
+            raise self.refuse
+        self.sent.append(call)
+        if call.path.startswith("/api/v1/cache/"):
+            kind = call.path.rpartition("/")[2]
+            return CacheJob(
+                job=make_job(
+                    200 + len(self.sent), kind=kind, state="queued", target="acme", progress={}
+                )
+            )
+        state = {"cancelling": True} if call.method == "DELETE" else {"state": "queued"}
+        return make_job(118, **state)
 
     async def overview(self, window: float = 900) -> Overview:
         self._check()

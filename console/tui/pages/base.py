@@ -10,6 +10,7 @@ from textual.widget import Widget
 from console.tui.context import Context, Filtered
 from console.tui.keys import Key
 from console.tui.widgets.rows import RowsView
+from console.viewmodel.acts import Act
 from console.viewmodel.filters import FieldKind
 from console.viewmodel.table import Row
 
@@ -46,6 +47,7 @@ class Page(Widget, can_focus=False):
     fields: dict[str, FieldKind] = {}
     views: Sequence[str] = ()
     url = "/"
+    needs: frozenset[str] = frozenset()  # what the feed reads only for this screen
     footer_text = ""  # instead of the usual footer, where the usual keys do not work
 
     def __init__(self) -> None:
@@ -58,6 +60,15 @@ class Page(Widget, can_focus=False):
     def view(self) -> str:
         """The view shown."""
         return self.views[self.view_index] if self.views else ""
+
+    @property
+    def wanted(self) -> frozenset[str]:
+        """What of `needs` the view shown needs."""
+        return self.needs
+
+    def act_on(self, action: str) -> Act | str:
+        """What an acting key would do to the row at the cursor, or a sentence why nothing."""
+        return "There is nothing to act on here."
 
     def show_context(self, context: Context) -> None:
         """Draw this instant."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from console.tui.pages.act import ActPage
 from console.tui.pages.audit import AuditPage
 from console.tui.pages.base import Page
 from console.tui.pages.cache import CachePage
 from console.tui.pages.confirm import ConfirmPage
 from console.tui.pages.detail import DetailPage
 from console.tui.pages.help import HelpPage
+from console.tui.pages.jobs import JobsPage
 from console.tui.pages.overview import OverviewPage
 from console.tui.pages.policies import DraftPage, PoliciesPage, PolicyPage
 from console.tui.pages.requests import RequestsPage
@@ -26,6 +28,8 @@ PAGES: dict[str, Callable[[], Page]] = {
     "policy": PolicyPage,
     "draft": DraftPage,
     "confirm": ConfirmPage,
+    "jobs": JobsPage,
+    "act": ActPage,
     "audit": AuditPage,
     "help": HelpPage,
     "request": lambda: DetailPage("request"),
@@ -33,6 +37,7 @@ PAGES: dict[str, Callable[[], Page]] = {
     "worker": lambda: DetailPage("worker"),
     "gateway": lambda: DetailPage("gateway"),
     "pair": lambda: DetailPage("pair"),
+    "job": lambda: DetailPage("job"),
     "audit_row": lambda: DetailPage("audit_row"),
 }
 

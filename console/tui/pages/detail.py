@@ -21,6 +21,7 @@ _KINDS: dict[str, tuple[str, str, Draw]] = {
     "worker": ("Topology", "/workers/", details.worker_lines),
     "gateway": ("Topology", "/gateways/", details.gateway_lines),
     "pair": ("Transfers", "/transfers/", details.pair_lines),
+    "job": ("Jobs", "/jobs/", details.job_lines),
     "audit_row": ("Audit", "/audit/", details.audit_lines),
 }
 

@@ -40,7 +40,7 @@ class OverviewPage(Page):
         self._changes = LinesView()
         self._matrix = HeatmapView(max_rows=8)
         self._hit = HeatmapView(max_rows=12)
-        self._evictions = HeatmapView(max_rows=4)
+        self._evictions = HeatmapView(max_rows=len(cache.EVICTION_REASONS))
         self._window = ""
 
     def compose(self) -> ComposeResult:
@@ -97,7 +97,7 @@ class OverviewPage(Page):
             self._show_figures(context)
 
     def _show_figures(self, context: Context) -> None:
-        self._hit.max_rows = max(6, context.height - 40)
+        self._hit.max_rows = max(6, context.height - 42)
         for view in (self._matrix, self._hit, self._evictions):
             view.set_active(False)
         matrix = matrix_of(context, self._matrix.heatmap)

@@ -17,6 +17,7 @@ from console.tui.pages.base import Location, Page
 from console.tui.widgets.rows import RowsView
 from console.viewmodel import numbers, policies
 from console.viewmodel.policies import Checked, Draft, FieldView
+from console.viewmodel.spec_text import show
 from console.viewmodel.table import Column, Row, Table, Text, cell
 from controlplane.policies.schemas import PolicyRevision
 
@@ -104,7 +105,7 @@ def history_table(revisions: list[PolicyRevision], now: float, tz: tzinfo) -> Ta
 
 def _changed(old: PolicyRevision, new: PolicyRevision) -> list[str]:
     return [
-        f"{name} {policies.show(old.spec.get(name))} -> {policies.show(value)}"
+        f"{name} {show(old.spec.get(name))} -> {show(value)}"
         for name, value in new.spec.items()
         if old.spec.get(name) != value
     ]
@@ -152,6 +153,8 @@ class PolicyPage(Page):
         self._history.set_table(history_table(own, context.server_now, context.tz))
 
 
+FRAME_LINES = 6
+"""Header, crumbs, footer and a draft's own two: what its fields cannot have."""
 DRAFT_COLUMNS = (
     Column("mark", "", 1),
     Column("field", "FIELD", 20),
@@ -237,8 +240,10 @@ class DraftPage(Page):
         self._head.show([line(toned(title, "strong")), line("")])
         rows = tuple(_field_row(view) for view in checked.fields)
         self._rows.set_table(Table(DRAFT_COLUMNS, rows))
-        self._rows.styles.height = len(rows) + 1
-        self._below.show(self._below_lines(draft, checked, context.width))
+        below = self._below_lines(draft, checked, context.width)
+        room = context.height - FRAME_LINES - len(below)
+        self._rows.styles.height = max(4, min(len(rows) + 1, room))
+        self._below.show(below)
 
     def _below_lines(self, draft: Draft, checked: Checked, width: int) -> list[Line]:
         lines = [line("")]
@@ -283,13 +288,14 @@ _COMPARE_COLUMNS = (
 
 
 def _compare_table(checked: Checked, draft: Draft, newer: PolicyRevision) -> Table:
+    texts = policies.texts_of(newer)
     rows = tuple(
         Row(
             v.name,
-            (Text(v.name), cell(v.was), cell(policies.show(newer.spec.get(v.name))), cell(v.text)),
+            (Text(v.name), cell(v.was), cell(texts.get(v.name, numbers.UNKNOWN)), cell(v.text)),
         )
         for v in checked.fields
-        if v.changed or policies.show(newer.spec.get(v.name)) != v.was
+        if v.changed or texts.get(v.name, v.was) != v.was
     )
     return Table(
         _COMPARE_COLUMNS, rows, f"r{newer.revision} says what r{draft.base.revision} said."

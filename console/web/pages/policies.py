@@ -33,10 +33,12 @@ async def policy_page(context: Context, kind: str, scope: str) -> Page:
         "active": active,
         "name": name,
         "since": numbers.stamp(active.created_at, context.now, viewer.tz),
-        "fields": policies.check(Draft(active)).fields,
+        "fields": policies.check(Draft(active), all_params=True).fields,
+        "chosen": str(active.spec.get("eviction", "")),
         "api": f"/api/v1{path('policies', kind, scope)}",
         "check": f"{path('policies', kind, scope)}/check",
         "revisions": _revisions(history.items, context, active),
+        "acts": policies.ACTS[kind],
         "compared": compared,
         "diff": _diff(other, active) if other else (),
     }
@@ -51,7 +53,7 @@ async def check_draft(
     active = await context.client.policy(kind, scope)
     draft = Draft(active, dict(values))
     checked = policies.check(draft)
-    shown = policies.check(Draft(active)).fields
+    shown = policies.check(Draft(active), all_params=True).fields
     behind = base.isdecimal() and int(base) != active.revision
     return {
         "errors": {view.name: view.error for view in checked.fields if view.error},
@@ -70,8 +72,7 @@ def _line(text: Text) -> dict[str, str]:
 
 
 def _diff(old: PolicyRevision, active: PolicyRevision) -> tuple[Text, ...]:
-    values = {name: policies.show(value) for name, value in active.spec.items()}
-    draft = Draft(old, values)
+    draft = Draft(old, policies.texts_of(active))
     return policies.diff(draft, policies.check(draft))
 
 

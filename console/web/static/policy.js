@@ -31,6 +31,7 @@ class PolicyForm {
       dialog.close();
       void this.put();
     });
+    form.addEventListener("change", () => this.#showParameters());
     document.addEventListener("perilune:shown", (event) => this.#onShown(event));
     this.#showToken();
   }
@@ -120,7 +121,7 @@ class PolicyForm {
     for (const line of this.lines) line.dataset.old = this.#input(line).value;
     const late = reply.pending_gateways.length
       ? `Not yet acknowledged by ${reply.pending_gateways.join(", ")}; they take it when they are back.`
-      : "It acts on the next request.";
+      : this.form.dataset.acts ?? "";
     this.#say(`r${reply.active.revision} is active. ${late}`, "good");
     this.#showToken();
     await refresh();
@@ -166,12 +167,22 @@ class PolicyForm {
     }
     this.form.dataset.revision = String(revision);
     this.#button("[data-rebase]").hidden = true;
+    this.#showParameters();
     this.#clear();
   }
 
   drop() {
     for (const line of this.lines) this.#input(line).value = line.dataset.old ?? "";
+    this.#showParameters();
     this.#clear();
+  }
+
+  /** Of the parameters, those of the eviction policy that is chosen now. */
+  #showParameters() {
+    const chosen = this.lines.find((line) => line.dataset.line === "eviction");
+    if (!chosen) return;
+    const name = this.#input(chosen).value;
+    for (const line of this.lines) if (line.dataset.when) line.hidden = line.dataset.when !== name;
   }
 
   /** A newer rendering of the page: an untouched form follows it. @param {Event} event */

@@ -66,12 +66,12 @@ async def test_a_held_moment_has_no_acting_key(world: Any, open_console: Any) ->
 
 async def test_a_screen_of_later_says_so(world: Any, open_console: Any) -> None:
     async with open_console(world) as console:
-        assert "Jobs" not in console.text()
-        await console.press("8")
-        await console.until("8 is kept for Jobs: not available in this version.")
+        assert "KV wait screen" not in console.text()
+        await console.press("5")
+        await console.until("5 is kept for KV wait: not available in this version.")
         await console.press("question_mark")
         await console.until("quit")
-        assert "Jobs" not in console.text()
+        assert "5   " not in console.text()
 
 
 async def test_keys_of_a_burst_act_in_order(world: Any, open_console: Any) -> None:
@@ -137,7 +137,7 @@ async def test_views_walk_round(world: Any, open_console: Any) -> None:
         await console.press("right_square_bracket")
         await console.until("Cache > evictions", "capacity")
         await console.press("right_square_bracket")
-        await console.until("Cache > tiers", "DRAM USED")
+        await console.until("Cache > tiers", "DEVICE FREE")
         await console.press("left_square_bracket", "left_square_bracket")
         await console.until("Cache > hit rate")
 

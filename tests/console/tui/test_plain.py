@@ -25,7 +25,7 @@ def context_of(world: Any, history: History | None = None) -> Context:
     state.load(
         0.0, overview=world.overview, nodes=world.nodes, workers=world.workers,
         policies=world.policies, decisions=world.decisions, audit=world.audit,
-        matrix=world.matrix, series=world.series(world.now),
+        matrix=world.matrix, series=world.series(world.now), pool=world.pool, jobs=world.jobs,
     )  # fmt: skip
     fresh = freshness(now=0.0, received=0.0)
     zone = ZoneInfo("UTC")
@@ -44,6 +44,16 @@ def test_figures_become_their_worst_cells(world: Any) -> None:
     text = screen_text(context_of(world), "cache")
     assert "worst 10" in text
     assert "node-12 d8" in text
+
+
+def test_the_pool_in_full_as_text(world: Any) -> None:
+    text = screen_text(context_of(world), "cache")
+    for words in (
+        "policy decay", "write queue ##........ 118 / 500", "TENANTS AND NAMESPACES", "acme",
+        "HEALTH OF EVICTION", "measured now 58.1 %", "would add +7.1 pp",
+    ):  # fmt: skip
+        assert words in text
+    assert "118" in screen_text(context_of(world), "job", "118")
 
 
 def test_one_thing_in_full(world: Any) -> None:

@@ -12,7 +12,10 @@ from console.tui.caps import Caps
 
 GOLDEN = Path(__file__).parent / "golden"
 SIZES = ((80, 24), (120, 40), (200, 60))
-SCREENS = ("overview", "topology", "cache", "transfers", "requests", "policies", "audit")
+SCREENS = (
+    "overview", "topology", "cache", "cache/evictions", "cache/tiers", "cache/tenants",
+    "cache/what_if", "cache/pins", "transfers", "requests", "policies", "jobs", "audit",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("size", SIZES, ids=lambda size: f"{size[0]}x{size[1]}")
@@ -26,8 +29,12 @@ async def test_golden(
 ) -> None:
     """A deliberate change: delete the file, run, look at the new one, commit it."""
     async with open_console(world, size=size, start=screen) as console:
+        if screen.startswith("cache"):
+            await console.until("policy decay")
+        if screen == "cache/pins":
+            await console.until("system-prompt")
         shown = await console.until("hit 58.1 %") + "\n"
-    path = GOLDEN / f"{screen}-{size[0]}x{size[1]}.txt"
+    path = GOLDEN / f"{screen.replace('/', '_')}-{size[0]}x{size[1]}.txt"
     if not path.exists():
         path.parent.mkdir(exist_ok=True)
         path.write_text(shown, encoding="utf-8")
@@ -109,7 +116,7 @@ class TestTerminals:
     async def test_without_colour_glyphs_carry_the_level(
         self, world: Any, open_console: Any
     ) -> None:
-        async with open_console(world, start="cache") as console:
+        async with open_console(world, start="cache", size=(80, 30)) as console:
             await console.until(">=95", "/ no data")
             assert "@@@@" in console.line("node-12 d8!")
             assert "::::" in console.line("node-02 p2")
