@@ -59,6 +59,12 @@ class Member:
                 self._process.wait(10)
             self._process = None
 
+    def forget(self) -> None:
+        """A kill, and a start from nothing."""
+        self.kill()
+        shutil.rmtree(self.folder / self.name)
+        self.start()
+
     def pause(self) -> None:
         assert self._process is not None
         self._process.send_signal(signal.SIGSTOP)

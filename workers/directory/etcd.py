@@ -39,7 +39,9 @@ from workers.directory.etcd_client import (
     EtcdClient,
     KeyEvent,
     KeyValue,
+    Progress,
     delete_prefix,
+    delete_range,
     put,
 )
 from workers.directory.etcd_messages import EQUAL, MESSAGES, TARGET_CREATE, TARGET_MOD
@@ -151,11 +153,21 @@ class EtcdDirectory:
                 watch = self._client.watch(self._root, told.revision + 1)
                 async with contextlib.aclosing(watch) as stream:  # type: ignore[type-var]  # it is an async generator
                     async for message in stream:
+                        if isinstance(message, Progress) and await self._is_reset(told, message):
+                            told.reset()
+                            break
                         # A progress reply may run ahead of events (etcd before 3.4.25), so only
                         # events say where to resume.
                         yield told.events(message) if isinstance(message, list) else []
             except CompactedError:
                 told.revision = 0
+
+    async def _is_reset(self, told: _Told, progress: Progress) -> bool:
+        """Whether the store began anew: it is behind what we saw, and not just this member."""
+        if progress.revision >= told.revision:
+            return False
+        _, revision = await self._client.get(self._root)
+        return revision < told.revision
 
 
 class _Told:
@@ -167,6 +179,11 @@ class _Told:
         self._known: dict[bytes, int] = {}
         self.revision = 0  # 0: list first
         self.is_fresh = False  # a listing has been told since this was reset
+
+    def reset(self) -> None:
+        """The store counts revisions from the start again: none that is known means anything."""
+        self._known = dict.fromkeys(self._known, -1)
+        self.revision = 0
 
     def listing(self, found: list[KeyValue], revision: int) -> list[Change]:
         now = {each.key for each in found}
@@ -254,18 +271,16 @@ class EtcdRegistration:
         size = 0
         for part in parts:
             value = _encode(part)
-            if operations and (
-                size + len(value) > MAX_TXN_BYTES or len(operations) >= MAX_TXN_PARTS
-            ):
+            replaces = isinstance(part, Snapshot) and part.first
+            full = size + len(value) > MAX_TXN_BYTES or len(operations) >= MAX_TXN_PARTS
+            if operations and (full or replaces):
                 await self._write(operations)
                 operations, size = [], 0
-            if isinstance(part, Snapshot) and part.first:
-                if operations:
-                    await self._write(operations)
-                    operations, size = [], 0
-                await self._write([delete_prefix(self._lists)])
             self._number += 1
-            operations.append(put(self._lists + b"%016d" % self._number, value, self._lease.id))
+            key = self._lists + b"%016d" % self._number
+            if replaces:  # with the first part in one step: a store that is full keeps the old ones
+                operations.append(delete_range(self._lists, key))
+            operations.append(put(key, value, self._lease.id))
             size += len(value)
         if operations:
             await self._write(operations)

@@ -347,13 +347,13 @@ def put(key: bytes, value: bytes, lease: int = 0) -> Any:
 
 def delete_prefix(prefix: bytes) -> Any:
     """An operation of a transaction."""
-    request = MESSAGES["DeleteRangeRequest"](key=prefix, range_end=prefix_end(prefix))
+    return delete_range(prefix, prefix_end(prefix))
+
+
+def delete_range(start: bytes, end: bytes) -> Any:
+    """An operation of a transaction: all keys from `start` to before `end`."""
+    request = MESSAGES["DeleteRangeRequest"](key=start, range_end=end)
     return MESSAGES["RequestOp"](request_delete_range=request)
-
-
-def delete(key: bytes) -> Any:
-    """An operation of a transaction."""
-    return MESSAGES["RequestOp"](request_delete_range=MESSAGES["DeleteRangeRequest"](key=key))
 
 
 def prefix_end(prefix: bytes) -> bytes:

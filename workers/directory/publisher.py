@@ -8,6 +8,7 @@ goes on being renewed (which writes no history).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -31,6 +32,7 @@ MIN_SNAPSHOT_SECONDS: Final = 10.0
 MIN_BACKOFF_SECONDS: Final = 0.2
 MAX_BACKOFF_SECONDS: Final = 5.0
 READ_ONLY_SECONDS: Final = 10.0
+WITHDRAW_SECONDS: Final = 1.0
 OUTDATED_SECONDS: Final = 30.0
 """While a younger life of the node is registered; an older agent still runs then."""
 
@@ -130,7 +132,9 @@ class DirectoryPublisher:
                     list_at = loop.time() + await self._tell(lists)
                 await asyncio.sleep(self._settings.tick_seconds)
         except asyncio.CancelledError:
-            await registration.withdraw()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(WITHDRAW_SECONDS):
+                    await registration.withdraw()
             raise
 
     async def _renew(self, registration: Registration) -> None:
