@@ -43,6 +43,7 @@ SsdOption = Annotated[
 KvCacheOption = Annotated[int | None, typer.Option(help="Each CPU worker's own KV cache.")]
 BlockOption = Annotated[int | None, typer.Option(help="Tokens of one pool block.")]
 LengthOption = Annotated[int | None, typer.Option(help="Longest context in tokens.")]
+DirectoryOption = Annotated[str | None, typer.Option(help="etcd://HOST:PORT,... of the cluster.")]
 DevModeOption = Annotated[
     bool | None, typer.Option("--dev-mode", help="Open the engine's development endpoints.")
 ]
@@ -74,6 +75,7 @@ def up(
     slab_gib: SlabOption = None,
     ssd_path: SsdPathOption = None,
     ssd_gib: SsdOption = None,
+    directory: DirectoryOption = None,
     kv_cache_gib: KvCacheOption = None,
     block_tokens: BlockOption = None,
     dtype: Annotated[str | None, typer.Option(help="The engine's dtype.")] = None,

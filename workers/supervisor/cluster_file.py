@@ -33,13 +33,15 @@ class ClusterSection(_Section):
     model: str = "smollm2"
     engine: Literal["vllm", "emulated"] = "vllm"
     scheduler_endpoint: str = "127.0.0.1:8000"
-    transfer_engine: Literal["shm"] = "shm"
+    nodes: Positive = 1
+    transfer_engine: Literal["tcp", "shm"] = "tcp"
     backend: Literal["dram"] = "dram"
     bandwidth_gbps: PositiveNumber = 100
     block_tokens: Positive = 64
     slab_gib: PositiveNumber = 2
     ssd_path: str = ""
     ssd_gib: PositiveNumber | None = None
+    directory: str = ""  # etcd://host:port,...
     dtype: str = "auto"
     max_model_len: Positive = 8192
 
@@ -126,9 +128,12 @@ def apply_file(settings: Settings, file: ClusterFile) -> Settings:
         engine=file.cluster.engine,
         host=host,
         port_gateway=port,
+        nodes=file.cluster.nodes,
+        transfer_engine=file.cluster.transfer_engine,
         block_tokens=file.cluster.block_tokens,
         slab_gib=float(file.cluster.slab_gib),
         ssd_path=_folder(file.cluster.ssd_path),
+        directory=file.cluster.directory,
         ssd_gib=None if file.cluster.ssd_gib is None else float(file.cluster.ssd_gib),
         dtype=file.cluster.dtype,
         max_model_len=file.cluster.max_model_len,

@@ -27,6 +27,7 @@ class WorkerPlace:
     role: Literal["prefill", "decode"]
     port: int
     cores: list[int]
+    node_id: str
     agent_socket: Path
     gpu: int | None = None
     gpu_sharers: int = 1  # workers on that GPU, this one included

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from workers.models.resolve import ResolvedModel
     from workers.supervisor.settings import Settings
 
-NODE_ID = "n1"
 GATEWAY_ID = "gw-1"
 LAST_STAGE = 2
 """Stages of the end: gateway and workers, agent, control plane."""
@@ -50,11 +49,15 @@ def make_plan(
     """`model_path` holds the tokenizer for the gateway; engines load the model's `source`."""
     control_plane_url = f"http://{settings.host}:{ports.control_plane}"
     gateway_url = f"http://{settings.host}:{ports.gateway}"
-    slab = SHM / f"perilune-{settings.cluster_name}-{NODE_ID}.slab"
+    nodes = node_ids(settings)
+    slabs = [SHM / f"perilune-{settings.cluster_name}-{node_id}.slab" for node_id in nodes]
     places = _places(settings, ports)
     components = (
         _control_plane(settings, ports, control_plane_url),
-        _agent(settings, ports, control_plane_url, slab),
+        *(
+            _agent(settings, node_id, port, control_plane_url, slab)
+            for node_id, port, slab in zip(nodes, ports.agents, slabs, strict=True)
+        ),
         _gateway(settings, ports, control_plane_url, gateway_url),
         *(_worker(settings, model, place) for place in places),
     )
@@ -64,9 +67,16 @@ def make_plan(
         model_path=model_path,
         control_plane_url=control_plane_url,
         gateway_url=gateway_url,
-        slab_paths=(slab, slab.with_name(f"{slab.name}.journal")),
+        slab_paths=tuple(
+            path for slab in slabs for path in (slab, slab.with_name(f"{slab.name}.journal"))
+        ),
         components=components,
     )
+
+
+def node_ids(settings: Settings) -> list[str]:
+    """n1, n2, ...: one agent each."""
+    return [f"n{number}" for number in range(1, settings.nodes + 1)]
 
 
 def _control_plane(settings: Settings, ports: Ports, url: str) -> Component:
@@ -80,6 +90,7 @@ def _control_plane(settings: Settings, ports: Ports, url: str) -> Component:
             "--database-url", f"sqlite+aiosqlite:///{home.database}",
             "--token-file", str(home.token_file),
             "--cluster", settings.cluster_name,
+            *_directory_arguments(settings),
         ),
         environment=_environment(settings),
         probe=f"{url}/health",
@@ -89,30 +100,39 @@ def _control_plane(settings: Settings, ports: Ports, url: str) -> Component:
     )  # fmt: skip
 
 
-def _agent(settings: Settings, ports: Ports, control_plane_url: str, slab: Path) -> Component:
+def _agent(
+    settings: Settings, node_id: str, port: int, control_plane_url: str, slab: Path
+) -> Component:
     home = settings.home
-    socket = home.agent_socket(NODE_ID)
+    socket = home.agent_socket(node_id)
     return Component(
-        name=f"agent-{NODE_ID}",
+        name=f"agent-{node_id}",
         kind="agent",
         command=(
             sys.executable, "-m", "workers", "agent",
-            "--node-id", NODE_ID,
+            "--node-id", node_id,
             "--socket", str(socket),
-            "--tcp", f"{settings.host}:{ports.agent}",
+            "--tcp", f"{settings.host}:{port}",
+            "--secret-folder", str(settings.data),
+            "--transports", settings.transfer_engine,
             "--slab-name", slab.name,
             "--slab-bytes", str(int(settings.slab_gib * 1024**3)),
             "--block-tokens", str(settings.block_tokens),
             "--control-plane", control_plane_url,
             "--token-file", str(home.token_file),
             *_ssd_arguments(settings),
+            *_directory_arguments(settings, "--cluster", settings.cluster_name),
         ),
         environment=_environment(settings),
         probe=str(socket),
         url=f"unix:{socket}",
-        log_file=home.log_file(f"agent-{NODE_ID}"),
+        log_file=home.log_file(f"agent-{node_id}"),
         stop_stage=1,
     )  # fmt: skip
+
+
+def _directory_arguments(settings: Settings, *more: str) -> tuple[str, ...]:
+    return ("--directory", settings.directory, *more) if settings.directory else ()
 
 
 def _ssd_arguments(settings: Settings) -> tuple[str, ...]:
@@ -133,7 +153,11 @@ def _gateway(settings: Settings, ports: Ports, control_plane_url: str, url: str)
             "--host", settings.host, "--port", str(ports.gateway),
             "--control-plane", control_plane_url,
             "--token-file", str(home.token_file),
-            "--agent", f"unix:{home.agent_socket(NODE_ID)}",
+            *(
+                word
+                for node_id in node_ids(settings)
+                for word in ("--agent", f"unix:{home.agent_socket(node_id)}")
+            ),
         ),
         environment=_environment(settings),
         probe=f"{url}/livez",
@@ -153,6 +177,7 @@ def _places(settings: Settings, ports: Ports) -> list[WorkerPlace]:
         *((f"d{index + 1}", "decode") for index in range(settings.decode.count)),
     ]
     shares = split_cores(sorted(os.sched_getaffinity(0)), len(roles))
+    nodes = _nodes_of(settings)
     gpus = [index % settings.num_gpus if settings.num_gpus else None for index in range(len(roles))]
     return [
         WorkerPlace(
@@ -160,7 +185,8 @@ def _places(settings: Settings, ports: Ports) -> list[WorkerPlace]:
             role=role,
             port=port,
             cores=cores,
-            agent_socket=settings.home.agent_socket(NODE_ID),
+            node_id=nodes[index],
+            agent_socket=settings.home.agent_socket(nodes[index]),
             gpu=gpus[index],
             gpu_sharers=gpus.count(gpus[index]),
             starts_after=_previous_on(gpus, index, roles),
@@ -169,6 +195,15 @@ def _places(settings: Settings, ports: Ports) -> list[WorkerPlace]:
             zip(roles, ports.workers, shares, strict=True)
         )
     ]
+
+
+def _nodes_of(settings: Settings) -> list[str]:
+    """Each worker's node: prefill from the first on, decode from the last on, so that with several
+    nodes bytes move between them."""
+    nodes = node_ids(settings)
+    prefill = [nodes[index % len(nodes)] for index in range(settings.prefill.count)]
+    decode = [nodes[-1 - index % len(nodes)] for index in range(settings.decode.count)]
+    return [*prefill, *decode]
 
 
 def _previous_on(gpus: list[int | None], index: int, roles: Sequence[tuple[str, str]]) -> str:
@@ -196,7 +231,7 @@ def _worker(settings: Settings, model: ResolvedModel, place: WorkerPlace) -> Com
             hang_seconds=120.0,
             grace_seconds=25.0 if is_vllm else 5.0,
         ),
-        after=(f"agent-{NODE_ID}", *([place.starts_after] if place.starts_after else [])),
+        after=(f"agent-{place.node_id}", *([place.starts_after] if place.starts_after else [])),
         loading_markers=("Starting to load model", "Initializing a V1 LLM engine"),
         worker=WorkerIdentity(
             worker_id=place.worker_id,

@@ -20,18 +20,18 @@ class Ports:
 
     control_plane: int
     gateway: int
-    agent: int
+    agents: tuple[int, ...]  # one a node
     workers: tuple[int, ...]
 
 
 def choose_ports(settings: Settings) -> Ports:
     """Take the configured ports, or free ones for 0. Raises ConfigError for one in use."""
     num_workers = settings.prefill.count + settings.decode.count
-    base = settings.port_workers
+    base, agent = settings.port_workers, settings.port_agent
     wanted = [
         ("--port-control-plane", settings.port_control_plane),
         ("--port-gateway", settings.port_gateway),
-        ("--port-agent", settings.port_agent),
+        *(("--port-agent", agent and agent + index) for index in range(settings.nodes)),
         *(("--port-workers", base and base + index) for index in range(num_workers)),
     ]
     _refuse_doubles([(option, port) for option, port in wanted if port])
@@ -41,7 +41,9 @@ def choose_ports(settings: Settings) -> Ports:
     finally:
         for each in held:
             each.close()
-    return Ports(chosen[0], chosen[1], chosen[2], tuple(chosen[3:]))
+    control_plane, gateway, *rest = chosen
+    agents, workers = rest[: settings.nodes], rest[settings.nodes :]
+    return Ports(control_plane, gateway, tuple(agents), tuple(workers))
 
 
 def _refuse_doubles(wanted: list[tuple[str, int]]) -> None:

@@ -105,11 +105,12 @@ def check_shm(settings: Settings) -> None:
     if not SHM.is_dir():
         raise ConfigError("slab folder", str(SHM), "does not exist", "Mount a tmpfs there.")
     free = os.statvfs(SHM).f_bavail * os.statvfs(SHM).f_frsize
-    if free < settings.slab_gib * GIB:
+    if free < settings.slab_gib * settings.nodes * GIB:
+        nodes = f" on each of {settings.nodes} nodes" if settings.nodes > 1 else ""
         raise ConfigError(
             "--slab-gib",
             settings.slab_gib,
-            f"does not fit into /dev/shm, which has {free / GIB:.2f} GiB free",
+            f"does not fit{nodes} into /dev/shm, which has {free / GIB:.2f} GiB free",
             "Choose less, or enlarge it: mount -o remount,size=8G /dev/shm "
             "(containers: --shm-size).",
         )
@@ -160,7 +161,7 @@ def check_memory(settings: Settings, model: ResolvedModel) -> None:
 
 def needed_memory_bytes(settings: Settings, model: ResolvedModel) -> int:
     """An estimate from what was measured: engines, weights, KV caches, slab, services."""
-    slab = int(settings.slab_gib * GIB)
+    slab = int(settings.slab_gib * GIB) * settings.nodes
     if settings.engine == "emulated":
         return slab + SERVICES_BYTES
     per_worker = ENGINE_BASE_BYTES + settings.kv_cache_gib * GIB + _weights_bytes(model)

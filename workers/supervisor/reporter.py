@@ -7,6 +7,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from workers.client import AsyncAgentClient
@@ -37,16 +38,25 @@ log = logging.getLogger(__name__)
 
 
 async def report_workers(runners: Sequence[Runner]) -> None:
-    """Run until cancelled. An agent that is away is asked again: it may be restarting."""
-    if not runners or runners[0].component.worker is None:
-        return
+    """Run until cancelled. Each node's agent hears of the workers on its node."""
+    by_agent: dict[Path, list[Runner]] = {}
+    for runner in runners:
+        if runner.component.worker is not None:
+            by_agent.setdefault(runner.component.worker.agent_socket, []).append(runner)
+    async with asyncio.TaskGroup() as group:
+        for socket, theirs in by_agent.items():
+            group.create_task(_report_to(socket, theirs))
+
+
+async def _report_to(socket: Path, runners: Sequence[Runner]) -> None:
+    """An agent that is away is asked again: it may be restarting."""
     hello = Hello(
         role="supervisor",
         client_id="supervisor",
         hash_vector=hash_test_vector(),
         pid=os.getpid(),
     )
-    client = AsyncAgentClient(f"unix:{runners[0].component.worker.agent_socket}", hello)
+    client = AsyncAgentClient(f"unix:{socket}", hello)
     done: deque[str] = deque(maxlen=KEPT_COMMAND_IDS)
     try:
         while True:

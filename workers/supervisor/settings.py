@@ -10,10 +10,11 @@ from typing import Literal
 
 from workers.core.errors import ConfigError
 from workers.data_dir import default_data_dir
+from workers.directory.address import parse_directory
 from workers.supervisor.home import Home, default_cluster_name
 
 GIB = 1024**3
-MAX_NODES = 1
+MAX_NODES = 16
 MAX_WORKERS = 64
 CLUSTER_PATTERN = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
@@ -50,11 +51,13 @@ class Settings:
     slab_gib: float = 2.0
     ssd_path: Path | None = None  # a folder; None = no second tier
     ssd_gib: float | None = None  # None = a tenth of what is free there
+    directory: str = ""  # etcd://host:port,...; "" = none, which one host does without
     kv_cache_gib: int = 1
     block_tokens: int = 64
     dtype: str = "auto"
     max_model_len: int = 8192
-    nodes: int = 1
+    nodes: int = 1  # agents, each with a slab of its own
+    transfer_engine: Literal["tcp", "shm"] = "tcp"  # between nodes of this machine
     device: Literal["cpu", "cuda"] = "cpu"  # found by asking the engine's environment
     num_gpus: int = 0  # likewise
     dev_mode: bool = False
@@ -95,6 +98,8 @@ class Settings:
                 raise ConfigError(
                     field_name, value, f"is not between {least} and {most}", "Choose one in range."
                 )
+        if self.directory:
+            parse_directory(self.directory)
         if self.ssd_gib is not None and self.ssd_path is None:
             raise ConfigError(
                 "--ssd-gib", self.ssd_gib, "has no folder to go to", "Add --ssd-path FOLDER."

@@ -13,7 +13,7 @@ from workers.supervisor.ports import Ports
 from workers.supervisor.registration import kv_bytes_per_token
 from workers.supervisor.settings import RoleSettings, Settings
 
-PORTS = Ports(control_plane=7700, gateway=8000, agent=7710, workers=(8101, 8102, 8103))
+PORTS = Ports(control_plane=7700, gateway=8000, agents=(7710,), workers=(8101, 8102, 8103))
 MODEL = ResolvedModel("m", "org/m", "/models/m", "w1", is_local=True)
 
 
@@ -122,3 +122,38 @@ def test_agent_gets_the_second_tier_it_is_asked_for(tmp_path: Path) -> None:
     assert (option(agent, "--ssd-path"), option(agent, "--ssd-bytes")) == (str(folder), "536870912")
     agent = plan_of(tmp_path, ssd_path=folder).components[1].command
     assert option(agent, "--ssd-bytes") == "0"  # the agent's own safe default
+
+
+def test_two_nodes_have_a_worker_each_so_that_bytes_move(tmp_path: Path) -> None:
+    settings = Settings(data=tmp_path, cluster="demo", nodes=2)
+    ports = Ports(7700, 8000, (7710, 7711), (8101, 8102))
+    plan = make_plan(settings, MODEL, MODEL.source, ports)
+    names = [each.name for each in plan.components]
+    assert names[1:3] == ["agent-n1", "agent-n2"]
+    agents = plan.components[1:3]
+    assert [option(each.command, "--tcp") for each in agents] == [
+        "127.0.0.1:7710",
+        "127.0.0.1:7711",
+    ]
+    assert {option(each.command, "--transports") for each in agents} == {"tcp"}
+    assert {option(each.command, "--secret-folder") for each in agents} == {str(tmp_path)}
+    sockets = [each.worker.agent_socket.name for each in plan.workers if each.worker]
+    assert sockets == ["n1.sock", "n2.sock"]
+    assert [each.after for each in plan.workers] == [("agent-n1",), ("agent-n2",)]
+    gateway = next(each for each in plan.components if each.kind == "gateway")
+    assert [word for word in gateway.command if word.startswith("unix:")] == [
+        each.url for each in agents
+    ]
+    assert [path.name for path in plan.slab_paths if path.suffix == ".slab"] == [
+        "perilune-demo-n1.slab", "perilune-demo-n2.slab",
+    ]  # fmt: skip
+
+
+def test_a_directory_is_named_to_agents_and_control_plane(tmp_path: Path) -> None:
+    address = "etcd://h1:2379,h2:2379"
+    control_plane, agent, *others = plan_of(tmp_path, cluster="demo", directory=address).components
+    for command in (control_plane.command, agent.command):
+        assert option(command, "--directory") == address
+        assert option(command, "--cluster") == "demo"
+    assert not any("--directory" in each.command for each in others)
+    assert not any("--directory" in each.command for each in plan_of(tmp_path).components)

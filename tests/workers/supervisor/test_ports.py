@@ -16,7 +16,7 @@ ANY = Settings(port_control_plane=0, port_gateway=0, port_agent=0, port_workers=
 
 def test_zero_takes_free_ports_all_different() -> None:
     ports = choose_ports(replace(ANY, prefill=RoleSettings(2), decode=RoleSettings(3)))
-    chosen = [ports.control_plane, ports.gateway, ports.agent, *ports.workers]
+    chosen = [ports.control_plane, ports.gateway, *ports.agents, *ports.workers]
     assert len(set(chosen)) == len(chosen) == 8
 
 

@@ -100,7 +100,7 @@ def test_a_context_longer_than_the_models(tmp_path: Path) -> None:
         (Settings(prefill=RoleSettings(0)), "--prefill = 0"),
         (Settings(port_gateway=70000), "--port-gateway = 70000"),
         (Settings(slab_gib=-1), "--slab-gib = -1"),
-        (Settings(nodes=3), "--nodes = 3"),
+        (Settings(nodes=17), "--nodes = 17"),
         (Settings(cluster="No Good"), "--cluster = 'No Good'"),
     ],
 )

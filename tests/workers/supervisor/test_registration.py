@@ -17,7 +17,7 @@ from workers.supervisor.registration import register_cluster, wait_until_routabl
 from workers.supervisor.settings import Settings
 
 MODEL = ResolvedModel("org/m", "org/m", "/nowhere", "1", is_local=True)
-PORTS = Ports(7700, 8000, 7710, (8101, 8102))
+PORTS = Ports(7700, 8000, (7710,), (8101, 8102))
 
 
 class ControlPlane:
