@@ -186,7 +186,9 @@ class TransferEngine:
         self._thread.start()
 
     def close(self) -> None:
-        """End all transfers and endpoints; the memory is left alone from then on."""
+        """End all transfers and endpoints; the memory is left alone from then on. Idempotent."""
+        if self._closing:
+            return
         self._closing = True
         self._ring()
         if self._thread is not None:

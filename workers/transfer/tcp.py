@@ -106,7 +106,8 @@ class TcpEndpoint(Endpoint):
         return None
 
     def post(self, ops: Sequence[Op]) -> int:
-        taken = ops[: max(0, self._depth - self._num_ops)] if self._opened else ()
+        usable = self._opened and not self._ended
+        taken = ops[: max(0, self._depth - self._num_ops)] if usable else ()
         for batch in _batches(taken):
             self._num_ops += len(batch)
             self._guard(lambda batch=batch: self._post_batch(batch))  # type: ignore[misc]
@@ -141,11 +142,10 @@ class TcpEndpoint(Endpoint):
                 self._serve(fd, found)
 
     def _serve(self, fd: int, found: _Wire) -> None:
-        if not found.connected:
-            self._connected(fd, found)
-            return
         lane = found.lane
         was_open = lane.open
+        if not found.connected:
+            self._connected(found)
         self._report.moved_bytes += lane.flush() if was_open else 0
         lane.receive(self._report, POLL_BYTES)
         if lane.open and not was_open:
@@ -198,7 +198,7 @@ class TcpEndpoint(Endpoint):
         found.mask = select.EPOLLOUT
         self._epoll.register(sock.fileno(), found.mask)
 
-    def _connected(self, fd: int, found: _Wire) -> None:
+    def _connected(self, found: _Wire) -> None:
         error = found.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if error:
             raise OSError(error, os.strerror(error))
@@ -211,9 +211,6 @@ class TcpEndpoint(Endpoint):
             )
             found.sock, found.lane.stream = secured, TlsStream(secured)
         found.lane.start()
-        found.lane.receive(self._report, 1)
-        found.lane.flush()
-        self._watch(fd, found)
 
     def _guard(self, call: Callable[[], object]) -> None:
         """Errors become the end of the endpoint."""
