@@ -52,10 +52,8 @@ class TracePool:
         policy.accessed(held, now, label)  # type: ignore[arg-type]  # integers as keys
         missing = len(new) - self._room
         if missing > 0:
-            if policy.evict(missing, self._uncovers, now) is None:
-                new = new[: self._room]  # a request larger than the pool
-            else:
-                self._room += missing
+            self._make_room(missing, now)
+            new = new[: self._room]  # all, unless a request is larger than the pool
         above = self._pinned
         for block in new:
             policy.stored(_key(block), now, label)
@@ -68,6 +66,14 @@ class TracePool:
         if above != _NONE and not children[above]:
             policy.offer(_key(above))
         return num_held
+
+    def _make_room(self, num_blocks: int, now: float) -> None:
+        """So many blocks, or what can be had."""
+        if self._policy.evict(num_blocks, self._uncovers, now) is not None:
+            self._room += num_blocks
+            return
+        while self._policy.evict(1, self._uncovers, now):
+            self._room += 1
 
     def _uncovers(self, victim: BlockHash) -> BlockHash | None:
         block: int = victim  # type: ignore[assignment]  # integers as keys

@@ -12,6 +12,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import ClassVar, Literal, NamedTuple, Self
 
+import msgspec
+
 from workers.core.ids import BlockHash
 from workers.core.policies.params import Param, resolve
 
@@ -31,7 +33,7 @@ class BlockUse(NamedTuple):
     heat: float | None = None
 
 
-class Victim(NamedTuple):
+class Victim(msgspec.Struct, frozen=True, gc=False):
     """A block that is to go. `worth` compares between policies of one kind and parameters."""
 
     key: BlockHash
@@ -153,16 +155,18 @@ class EvictionPolicy(ABC):
         `uncovers(victim)` is called once for each victim as it is chosen: it names the parent
         where that becomes a candidate by it. Such a parent stays one if it is not taken.
         """
-        eviction = Eviction(now)
+        victims: list[BlockHash] = []
         for _ in range(num_blocks):
-            victim = eviction.take([self])
-            if victim is None:
-                eviction.rollback()
+            entry = self._take(now)
+            if entry is None:
+                self.rollback()
                 return None
-            parent = uncovers(victim.key)
+            victims.append(entry.key)
+            parent = uncovers(entry.key)
             if parent is not None:
-                eviction.uncover(self, parent)
-        return [victim.key for victim in eviction.commit()]
+                self.uncover(parent)
+        self.commit()
+        return victims
 
     @abstractmethod
     def next_worth(self, now: float) -> float | None:
@@ -173,12 +177,9 @@ class EvictionPolicy(ABC):
 
     def pick(self, now: float) -> Victim | None:
         """Take the candidate that is worth least; `commit` or `rollback` must follow."""
-        entry = self._pop(now)
+        entry = self._take(now)
         if entry is None:
             return None
-        entry.candidate = False
-        self._num_candidates -= 1
-        self._picked.append(entry)
         return Victim(entry.key, self._worth(entry, now), entry.last_use, entry.uses)
 
     def uncover(self, key: BlockHash) -> None:
@@ -186,13 +187,15 @@ class EvictionPolicy(ABC):
         entry = self._entries.get(key)
         if entry is not None and not entry.candidate:
             self._uncovered.append(entry)
-            self.offer(key)
+            entry.candidate = True
+            self._num_candidates += 1
+            self._enqueue(entry)
 
     def commit(self) -> None:
         """Forget what was picked."""
         for entry in self._picked:
             del self._entries[entry.key]
-            self._evicted(entry)
+        self._evicted(self._picked)
         self._picked.clear()
         self._uncovered.clear()
 
@@ -248,6 +251,15 @@ class EvictionPolicy(ABC):
 
     # --- for policies -----------------------------------------------------------------------
 
+    def _take(self, now: float) -> Entry | None:
+        """`pick`, as an entry."""
+        entry = self._pop(now)
+        if entry is not None:
+            entry.candidate = False
+            self._num_candidates -= 1
+            self._picked.append(entry)
+        return entry
+
     def _next_tick(self) -> int:
         self._tick += 1
         return self._tick
@@ -283,8 +295,8 @@ class EvictionPolicy(ABC):
         """The entry is gone, not by eviction."""
 
     @abstractmethod
-    def _evicted(self, entry: Entry) -> None:
-        """The entry is gone by eviction."""
+    def _evicted(self, entries: Sequence[Entry]) -> None:
+        """These entries are gone by eviction, in this order."""
 
 
 class Eviction:

@@ -14,7 +14,7 @@ from typing import Final, Self
 
 from workers.core.ids import BlockHash
 from workers.core.policies.base import Entry, EvictionPolicy, SessionHint
-from workers.core.policies.memory import HISTORY_PARAM, EvictedUses, PastUse
+from workers.core.policies.memory import HISTORY_PARAM, EvictedUses
 from workers.core.policies.params import Param
 from workers.core.policies.ranked import HINT_PARAM
 
@@ -98,9 +98,8 @@ class CreditPolicy(EvictionPolicy):
         self._gone.take(entry.key)
         self._place_by_uses(entry)
 
-    def _evicted(self, entry: Entry) -> None:
-        past = PastUse(entry.last_use, entry.prev_use, entry.uses, entry.heat, 0)
-        self._gone.keep(entry.key, past)
+    def _evicted(self, entries: Sequence[Entry]) -> None:
+        self._gone.keep(entries)
 
     def _leave(self, entry: Entry) -> None:
         if entry.queued:
@@ -136,11 +135,19 @@ class CreditPolicy(EvictionPolicy):
             self._lists[entry.group].move_to_end(entry.key, last=False)
 
     def _pop(self, now: float) -> Entry | None:
-        entry = self._first()
+        entry = self._next_alike() or self._first()
         if entry is not None:
             del self._lists[entry.group][entry.key]
             entry.queued = 0
         return entry
+
+    def _next_alike(self) -> Entry | None:
+        """After a victim, one of the same list and deadline, without looking further."""
+        if not self._picked:
+            return None
+        last = self._picked[-1]
+        head = self._head(self._lists[last.group])
+        return head if head is not None and head.rank == last.rank else None
 
     def _first(self) -> Entry | None:
         first: Entry | None = None

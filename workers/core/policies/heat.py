@@ -8,7 +8,7 @@ from zlib import crc32
 
 from workers.core.ids import BlockHash
 from workers.core.policies.base import BlockUse, Entry
-from workers.core.policies.memory import HISTORY_PARAM, EvictedUses, PastUse
+from workers.core.policies.memory import HISTORY_PARAM, EvictedUses
 from workers.core.policies.params import Param
 from workers.core.policies.ranked import HINT_PARAM, RankedPolicy
 
@@ -84,7 +84,9 @@ class HeatPolicy(RankedPolicy):
             entry.sharers = past.sharers
         if self.counts_sharers:
             entry.sharers |= _sharer_bit(entry.request, self._tick)
-        super()._arrive(entry, now, label)
+        self._tick += 1
+        entry.tick = self._tick
+        entry.rank = self._rank(entry)
 
     def _adopted(self, entry: Entry, now: float) -> None:
         past = self._gone.take(entry.key)
@@ -92,9 +94,8 @@ class HeatPolicy(RankedPolicy):
             entry.prev_use, entry.heat, entry.sharers = past.prev_use, past.heat, past.sharers
         super()._adopted(entry, now)
 
-    def _evicted(self, entry: Entry) -> None:
-        past = PastUse(entry.last_use, entry.prev_use, entry.uses, entry.heat, entry.sharers)
-        self._gone.keep(entry.key, past)
+    def _evicted(self, entries: Sequence[Entry]) -> None:
+        self._gone.keep(entries)
 
     def _tuned(self, old: Mapping[str, float], now: float) -> None:
         self._per_second = self._fading()

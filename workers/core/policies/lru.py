@@ -39,5 +39,9 @@ class LruPolicy(RankedPolicy):
                 entry.uses += 1
         self._tick = tick
 
+    def _arrive(self, entry: Entry, now: float, label: str) -> None:
+        self._tick += 1
+        entry.tick = self._tick
+
     def _rank(self, entry: Entry) -> float:
         return entry.last_use

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Final, NamedTuple
+from collections.abc import Iterable
+from typing import Final
 
 from workers.core.ids import BlockHash
+from workers.core.policies.base import Entry
 from workers.core.policies.params import Param
 
 HISTORY_PARAM: Final = Param(
@@ -13,37 +15,28 @@ HISTORY_PARAM: Final = Param(
 )
 
 
-class PastUse(NamedTuple):
-    """`heat` is the decayed number of uses as of `last_use`; `sharers` is a sketch of who used it."""
-
-    last_use: float
-    prev_use: float
-    uses: int
-    heat: float
-    sharers: int
-    segment: object = None
-
-
 class EvictedUses:
-    """The last `max_blocks` evicted blocks, oldest first. Policies of one pool share it."""
+    """Entries of the last `max_blocks` evicted blocks. Policies of one pool share it."""
 
     def __init__(self, max_blocks: int) -> None:
         self._max_blocks = max_blocks
-        self._past: OrderedDict[BlockHash, PastUse] = OrderedDict()
+        self._past: OrderedDict[BlockHash, Entry] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._past)
 
-    def take(self, key: BlockHash) -> PastUse | None:
+    def take(self, key: BlockHash) -> Entry | None:
+        """The entry with which a block left; it is not remembered any longer."""
         return self._past.pop(key, None)
 
-    def keep(self, key: BlockHash, past: PastUse) -> None:
-        self._past[key] = past
-        self._past.move_to_end(key)
-        if len(self._past) > self._max_blocks:
-            self._past.popitem(last=False)
+    def keep(self, entries: Iterable[Entry]) -> None:
+        past = self._past
+        for entry in entries:
+            past.pop(entry.key, None)  # so that it is the latest
+            past[entry.key] = entry
+        while len(past) > self._max_blocks:
+            past.popitem(last=False)
 
     def bound(self, max_blocks: int) -> None:
         self._max_blocks = max_blocks
-        while len(self._past) > max_blocks:
-            self._past.popitem(last=False)
+        self.keep(())

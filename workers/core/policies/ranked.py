@@ -54,7 +54,8 @@ class RankedPolicy(EvictionPolicy):
         return entry.rank
 
     def _arrive(self, entry: Entry, now: float, label: str) -> None:
-        entry.tick = self._next_tick()
+        self._tick += 1
+        entry.tick = self._tick
         entry.rank = self._rank(entry)
 
     def _adopted(self, entry: Entry, now: float) -> None:
@@ -64,7 +65,7 @@ class RankedPolicy(EvictionPolicy):
     def _leave(self, entry: Entry) -> None:
         """Its place in the heap is dropped when it is met."""
 
-    def _evicted(self, entry: Entry) -> None:
+    def _evicted(self, entries: Sequence[Entry]) -> None:
         """Nothing is remembered."""
 
     def _tuned(self, old: Mapping[str, float], now: float) -> None:

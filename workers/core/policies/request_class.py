@@ -14,7 +14,7 @@ from typing import Final, Self
 from workers.core.ids import BlockHash
 from workers.core.policies.base import Entry, EvictionPolicy, SessionHint
 from workers.core.policies.class_tables import ClassTables, Segment
-from workers.core.policies.memory import HISTORY_PARAM, EvictedUses, PastUse
+from workers.core.policies.memory import HISTORY_PARAM, EvictedUses
 from workers.core.policies.params import Param
 from workers.core.policies.ranked import HINT_PARAM
 
@@ -113,11 +113,8 @@ class ClassPolicy(EvictionPolicy):
             entry.segment = past.segment
         self._put(entry, self._tables.class_of(entry.uses, False, ""))
 
-    def _evicted(self, entry: Entry) -> None:
-        self._gone.keep(
-            entry.key,
-            PastUse(entry.last_use, entry.prev_use, entry.uses, entry.heat, 0, entry.segment),
-        )
+    def _evicted(self, entries: Sequence[Entry]) -> None:
+        self._gone.keep(entries)
 
     def _leave(self, entry: Entry) -> None:
         """Its places in the heaps are dropped when they are met."""
