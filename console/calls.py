@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from urllib.parse import quote
+
 from console.viewmodel.acts import Act
 from controlplane.cache.schemas import CacheJob, CachePinList
 from controlplane.calls import API, Call
@@ -26,6 +28,11 @@ def pins() -> Call[CachePinList]:
 def jobs(limit: int = 100) -> Call[JobList]:
     """Newest first."""
     return Call("GET", f"{API}/jobs", JobList, {"limit": str(limit)})
+
+
+def job(job_id: str) -> Call[Job]:
+    """One job, however old."""
+    return Call("GET", f"{API}/jobs/{quote(job_id, safe='')}", Job)
 
 
 def cache_act(act: Act) -> Call[CacheJob]:

@@ -8,7 +8,7 @@ from typing import Literal
 
 from console.viewmodel import numbers
 from console.viewmodel.jobs import done_text, is_live
-from console.viewmodel.pool import group_name
+from console.viewmodel.pool import group_name, short_name
 from console.viewmodel.table import Text
 from controlplane.cache.schemas import (
     CachePin,
@@ -57,20 +57,21 @@ def of_group(action: str, key: str, report: PoolReport) -> Act | str:
 def purge_group(group: PoolGroup, report: PoolReport) -> Act:
     """All blocks of a tenant or namespace, on all nodes."""
     where = _selection(group)
-    name = group.name if group.kind == "tenant" else group.name[:NAME_DIGITS]
+    confirm = group.name if group.kind == "tenant" else group.name[:NAME_DIGITS]
+    name = short_name(group.name)
     held = sum(sum(t.used_bytes for t in n.tiers) or n.used_bytes or 0 for n in report.nodes)
     lines = [
         Text(f"warn  {_amount(group)} leave the pool; their next requests compute them again", "warn"),
         Text(f"ok    {_share(group.used_bytes, held)} of what the pool holds becomes free"),
         Text("ok    running requests keep what they read until they end; no worker restarts"),
-        Text("ok    blocks that an operator has pinned stay: P in view pins ends their pins"),
+        Text("ok    blocks that an operator has pinned stay until their pins end"),
         Text("warn  this cannot be undone", "warn"),
     ]  # fmt: skip
     if report.measured_hit_rate is not None:
         rate = numbers.percent(report.measured_hit_rate)
         lines.insert(1, Text(f"ok    of all blocks looked up now {rate} are found; that will fall"))
     title = f"PURGE {group.kind} {group_name(group)}"
-    body = CachePurge.model_validate({**where, "confirm": name})
+    body = CachePurge.model_validate({**where, "confirm": confirm})
     return Act("purge", title, f"Purge {name}", tuple(lines), typed=name, body=body)
 
 
@@ -103,7 +104,7 @@ def pin_group(group: PoolGroup, report: PoolReport) -> Act:
         Text(f"{mark}  pinned after: at most {numbers.percent(after)} of DRAM, limit {limit} a node"
              + (": the job is refused where it would pass" if over else ""), "warn" if over else "plain"),
         Text("ok    blocks stored later are not pinned by this"),
-        Text("undo  P in view pins ends it", "muted"),
+        Text("undo  pins lists it, and ends it", "muted"),
     ]  # fmt: skip
     body = CachePin.model_validate({**_selection(group), "for_seconds": PIN_SECONDS})
     return Act("pin", f"PIN {group.kind} {group_name(group)}", "Pin", tuple(lines), body=body)
@@ -131,7 +132,7 @@ def unpin(pins: Sequence[CachePinned]) -> Act | None:
     blocks = sum(pin.blocks for pin in pins)
     lines = (
         Text(f"ok    {numbers.count(blocks)} blocks on {_nodes(len(pins))} may be evicted again"),
-        Text("undo  Z on the job pins again what is still there", "muted"),
+        Text("undo  the job can be taken back: what is still there is pinned again", "muted"),
     )
     return Act("unpin", f"UNPIN {name}", "Unpin", lines, body=CacheUnpin(name=name))
 

@@ -23,7 +23,7 @@ COLUMNS = (
     Column("note", "NOTE", 24, grow=True),
 )
 FIELDS: dict[str, FieldKind] = {"kind": "text", "state": "text", "target": "text", "by": "text"}
-EMPTY = "No job has been asked for. In Cache, tenants: P pins, W prefetches, X purges."
+EMPTY = "No job has been asked for. Pin, prefetch and purge begin in Cache, tenants."
 _TONES: dict[str, Tone] = {
     "queued": "muted", "running": "accent", "done": "well", "failed": "critical", "cancelled": "warn",
 }  # fmt: skip
@@ -95,7 +95,7 @@ def describe(job: Job, *, now: float, tz: tzinfo) -> tuple[Row, ...]:
     if job.undo.job_id is not None:
         undo = f"taken back by job {job.undo.job_id}"
     elif job.undo.possible:
-        undo = f"Z: {job.undo.how}" if job.undo.how else "Z takes it back"
+        undo = f"yes: {job.undo.how}" if job.undo.how else "yes"
     elif job.undo.how:
         undo = f"no: {job.undo.how}"
     facts = [

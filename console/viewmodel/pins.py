@@ -18,7 +18,7 @@ COLUMNS = (
     Column("until", "UNTIL", 11),
 )
 NOT_YET = "Asking the nodes for their pins."
-EMPTY = "No operator has pinned anything. In tenants, P pins what a tenant or namespace holds."
+EMPTY = "No operator has pinned anything. A tenant or namespace is pinned in Cache, tenants."
 
 
 def pins(found: CachePinList | None, *, now: float, tz: tzinfo) -> Table:

@@ -5,6 +5,7 @@ Everything comes from one `PoolReport`; None means that none has come yet.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -27,6 +28,7 @@ QUOTA_FULL = 0.95
 NOT_YET = "Waiting for the pool's first report."
 SHORT_NAMESPACE = 12
 UNSAID = "no data"
+_DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,9 +251,12 @@ def group_name(group: PoolGroup) -> str:
     """`acme`, `smollm2 4f09c1d2e3aa`, `other (12 more)`."""
     if group.others:
         return f"{group.name} ({group.others} more)"
-    if group.kind == "namespace":
-        return f"{group.label} {group.name[:SHORT_NAMESPACE]}".strip()
-    return group.name
+    return f"{group.label} {short_name(group.name)}".strip()
+
+
+def short_name(name: str) -> str:
+    """A digest (of a namespace, of a tenant's hidden salt) by its first digits, a word in full."""
+    return name[:SHORT_NAMESPACE] if _DIGEST.fullmatch(name) else name
 
 
 def bar(share: float | None, width: int) -> str:

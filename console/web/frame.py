@@ -29,6 +29,7 @@ NAV = (
     NavItem("transfers", "Transfers", "/transfers", "4"),
     NavItem("requests", "Requests", "/requests", "6"),
     NavItem("policies", "Policies", "/policies", "7"),
+    NavItem("jobs", "Jobs", "/jobs", "8"),
     NavItem("audit", "Audit", "/audit", ""),
 )
 

@@ -16,17 +16,21 @@ _ROOT_OF = {
     "rejections": "/rejections",
     "policy": "/policies",
     "policies": "/policies",
+    "job": "/jobs",
+    "jobs": "/jobs",
     "audit": "/audit",
     "topology": "/topology",
     "nodes": "/topology",
     "workers": "/topology",
     "overview": "/",
 }
-_NUM_NAMES = {"/nodes": 1, "/workers": 1, "/requests": 1, "/transfers": 2, "/policies": 2}
+_NUM_NAMES = {
+    "/nodes": 1, "/workers": 1, "/requests": 1, "/transfers": 2, "/policies": 2, "/jobs": 1,
+}  # fmt: skip
 _LISTED_ON = {"/nodes": "/topology", "/workers": "/topology"}
 _VIEWS = {"/requests": ("live", "slow")}
 """Views of a list, not names in it."""
-_CACHE_VIEWS = ("hit-rate", "evictions")
+_CACHE_VIEWS = ("hit-rate", "evictions", "tiers", "tenants", "what-if", "pins")
 
 
 def path(*parts: str) -> str:

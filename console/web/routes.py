@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Literal, Protocol
+from typing import Literal, Protocol, get_args
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import RedirectResponse
 
-from console.web.pages import audit, cache, cluster, policies, requests
+from console.web.pages import audit, cache, cluster, jobs, policies, pool, requests
 from console.web.website import Website
 
-CacheView = Literal["hit-rate", "evictions"]
+FigureView = Literal["hit-rate", "evictions"]
+PoolView = Literal["tiers", "tenants", "what-if", "pins"]
+ActKind = Literal["pin", "unpin", "prefetch", "purge", "cancel", "undo"]
 FigureName = Literal["hit-rate", "evictions", "transfers"]
 
 
@@ -25,6 +27,7 @@ def mount(app: FastAPI, settings: Settings) -> None:
     site = Website(app, settings.cluster)
     router = APIRouter(include_in_schema=False)
     _add_pages(router, site)
+    _add_lists(router, site)
     _add_objects(router, site)
     _add_parts(router, site)
     app.include_router(router)
@@ -45,8 +48,10 @@ def _add_pages(router: APIRouter, site: Website) -> None:
         return RedirectResponse(f"/cache/hit-rate{query}")
 
     @router.get("/cache/{view}")
-    async def cache_view(request: Request, view: CacheView) -> Response:
-        return await site.page(request, lambda context: cache.cache_page(context, view))
+    async def cache_view(request: Request, view: FigureView | PoolView) -> Response:
+        if view in get_args(FigureView):
+            return await site.page(request, lambda context: cache.cache_page(context, view))
+        return await site.page(request, lambda context: pool.pool_page(context, view))
 
     @router.get("/transfers")
     async def transfers(request: Request) -> Response:
@@ -60,9 +65,15 @@ def _add_pages(router: APIRouter, site: Website) -> None:
     async def rejections(request: Request) -> Response:
         return await site.page(request, requests.rejections_page)
 
+
+def _add_lists(router: APIRouter, site: Website) -> None:
     @router.get("/policies")
     async def policy_list(request: Request) -> Response:
         return await site.page(request, policies.policies_page)
+
+    @router.get("/jobs")
+    async def job_list(request: Request) -> Response:
+        return await site.page(request, jobs.jobs_page)
 
     @router.get("/audit")
     async def audit_trail(request: Request) -> Response:
@@ -88,6 +99,10 @@ def _add_objects(router: APIRouter, site: Website) -> None:
     async def one_request(request: Request, request_id: str) -> Response:
         return await site.page(request, lambda context: requests.request_page(context, request_id))
 
+    @router.get("/jobs/{job_id}")
+    async def job(request: Request, job_id: str) -> Response:
+        return await site.page(request, lambda context: jobs.job_page(context, job_id))
+
     @router.get("/policies/{kind}/{scope}")
     async def policy(request: Request, kind: str, scope: str) -> Response:
         return await site.page(request, lambda context: policies.policy_page(context, kind, scope))
@@ -97,6 +112,14 @@ def _add_parts(router: APIRouter, site: Website) -> None:
     @router.get("/policies/{kind}/{scope}/check")
     async def check(request: Request, kind: str, scope: str) -> Response:
         return await site.check(request, kind, scope)
+
+    @router.get("/acts/{kind}")
+    async def act(request: Request, kind: ActKind) -> Response:
+        return await site.act(request, kind)
+
+    @router.get("/figures/what-if")
+    async def what_if(request: Request) -> Response:
+        return await site.curve(request)
 
     @router.get("/figures/{name}")
     async def figure(request: Request, name: FigureName) -> Response:

@@ -7,14 +7,17 @@ from collections.abc import Awaitable, Callable
 
 from fastapi import FastAPI, Request, Response
 
+from console.viewmodel.curve import curve
 from console.viewmodel.levels import Palette
 from console.viewmodel.state import Snapshot
 from console.web.assets import Assets
 from console.web.charts import figure_of
+from console.web.curve_chart import curve_csv, curve_figure
 from console.web.frame import frame_of
 from console.web.inprocess import client_for
-from console.web.pages import figures, policies
+from console.web.pages import figures, jobs, policies
 from console.web.pages.base import Context, Memory, Page, read_context
+from console.web.pages.pool import read_pool
 from console.web.render import Renderer
 from console.web.respond import FOREVER, send
 from console.web.viewer import viewer_of
@@ -24,6 +27,7 @@ from controlplane.schema_base import Problem
 HTML = "text/html; charset=utf-8"
 JSON = "application/json"
 MAX_DRAFT_FIELDS = 100
+MAX_TARGET_CHARS = 600
 PART_HEADER = "x-part"
 VARY = "Accept-Encoding, Cookie, X-Part"
 
@@ -72,13 +76,34 @@ class Website:
         except ClientError as error:
             return _problem(request, error.problem)
         if query.get("as") == "csv":
-            reply = send(request, figures.to_csv(heat).encode(), "text/csv; charset=utf-8")
-            name = figures.csv_name(context, name)
-            reply.headers["Content-Disposition"] = f'attachment; filename="{name}"'
-            return reply
-        palette: Palette = "light" if query.get("theme") == "light" else "dark"
-        figure = figure_of(heat, palette, happened)
+            return _csv(request, figures.to_csv(heat), figures.csv_name(context, name))
+        figure = figure_of(heat, _palette(request), happened)
         return _json(request, figure.update(query.get("have", "")))
+
+    async def curve(self, request: Request) -> Response:
+        """The what-if curve as plotly.js draws it, or as CSV."""
+        query = request.query_params
+        try:
+            async with client_for(self._app, request) as client:
+                context = await read_context(client, viewer_of(request), self._memory)
+                report = await read_pool(context)
+        except ClientError as error:
+            return _problem(request, error.problem)
+        if query.get("as") == "csv":
+            name = figures.csv_name(context, "what-if")
+            return _csv(request, curve_csv(report), name)
+        return _json(request, curve_figure(curve(report), _palette(request)))
+
+    async def act(self, request: Request, kind: str) -> Response:
+        """What an act would do, and the request that does it; writes nothing."""
+        target = request.query_params.get("target", "")[:MAX_TARGET_CHARS]
+        try:
+            async with client_for(self._app, request) as client:
+                context = await read_context(client, viewer_of(request), self._memory)
+                found = await jobs.act_of(context, kind, target)
+        except ClientError as error:
+            return _problem(request, error.problem)
+        return _json(request, found)
 
     async def check(self, request: Request, kind: str, scope: str) -> Response:
         """What a draft would change and do; writes nothing."""
@@ -107,6 +132,16 @@ def _problem_page(problem: Problem) -> Page:
 def _problem(request: Request, problem: Problem) -> Response:
     body = problem.model_dump_json(exclude_none=True).encode()
     return send(request, body, "application/problem+json", status=problem.status or 503)
+
+
+def _csv(request: Request, text: str, name: str) -> Response:
+    reply = send(request, text.encode(), "text/csv; charset=utf-8")
+    reply.headers["Content-Disposition"] = f'attachment; filename="{name}"'
+    return reply
+
+
+def _palette(request: Request) -> Palette:
+    return "light" if request.query_params.get("theme") == "light" else "dark"
 
 
 def _json(request: Request, body: dict[str, object]) -> Response:

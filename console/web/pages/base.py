@@ -38,6 +38,7 @@ class Page:
     data: Mapping[str, Any] = field(default_factory=dict)
     has_figure: bool = False
     has_form: bool = False
+    has_acts: bool = False
 
 
 @dataclass(frozen=True, slots=True)

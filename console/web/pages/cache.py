@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from console.viewmodel import cache, transfers
+from console.viewmodel import pool, transfers
 from console.viewmodel import requests as request_rows
 from console.viewmodel.table import Row, Table
 from console.web.links import path
@@ -12,20 +12,22 @@ from console.web.links import path
 from . import figures
 from .base import MAX_ROWS, MAX_ROWS_FILTERED, Context, Page
 from .cluster import newest_first
+from .pool import CACHE_VIEWS, head_of, read_pool
 
-CACHE_VIEWS = (("hit-rate", "Hit rate"), ("evictions", "Evictions"))
 VALUE_LABELS = {"p95": "P95", "bytes": "Bytes", "failures": "Failures"}
 
 
 async def cache_page(context: Context, view: str) -> Page:
-    """`view` is hit-rate or evictions."""
+    """`view` is hit-rate or evictions: a figure, and below it the tiers or the health of eviction."""
     heat = await figures.load(context, view)
+    report = await read_pool(context)
     data = {
+        **await head_of(context, report),
         "heat": heat,
         "source": figures.source_of(view, context.viewer),
-        "views": CACHE_VIEWS,
         "view_name": view,
-        "tiers": cache.tiers(context.snapshot.nodes),
+        "tiers": pool.tiers(report) if view == "hit-rate" else None,
+        "health": pool.health(report) if view == "evictions" else None,
     }
     label = dict(CACHE_VIEWS)[view]
     crumbs = [("Cache", "/cache/hit-rate"), (label, "")]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 from collections.abc import AsyncIterator
@@ -15,9 +16,11 @@ import httpx2
 import pytest
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from pool_routes import add_pool
 
 from console.web.routes import mount
 from controlplane.audit.schemas import AuditList, AuditRow
+from controlplane.cache.schemas import CachePinned
 from controlplane.decisions.schemas import (
     Decision,
     DecisionList,
@@ -28,6 +31,8 @@ from controlplane.decisions.schemas import (
 )
 from controlplane.fleet.schemas import Worker, WorkerList
 from controlplane.gateways.schemas import Gateway, GatewayList
+from controlplane.jobs.schemas import Job
+from controlplane.nodes.pool_schemas import PoolReport
 from controlplane.nodes.schemas import Node, NodeList
 from controlplane.policies.schemas import PolicyList, PolicyRevision, SloSpec
 from controlplane.schema_base import Problem, Schema
@@ -59,6 +64,10 @@ class Recorded:
     gateways: list[Gateway] = field(default_factory=list)
     matrix: Matrix = field(default_factory=lambda: Matrix(window_seconds=300, pairs=[]))
     series: dict[tuple[str, str], list[float | None]] = field(default_factory=dict)
+    pool: PoolReport | None = None
+    pins: list[CachePinned] = field(default_factory=list)
+    unreachable: dict[str, str] = field(default_factory=dict)
+    jobs: list[Job] = field(default_factory=list)
     at: float = AT
     hits: list[str] = field(default_factory=list)
 
@@ -134,12 +143,13 @@ def api(recorded: Recorded) -> FastAPI:
         return StreamingResponse(_ticks(recorded), media_type="text/event-stream")
 
     _add_policies(app, recorded)
+    add_pool(app, recorded)
     return app
 
 
 def _add_policies(app: FastAPI, recorded: Recorded) -> None:
-    def of(kind: str, scope: str) -> list[PolicyRevision]:
-        return [p for p in recorded.policies if (p.kind, p.scope) == (kind, scope)]
+    def of(*name: str) -> list[PolicyRevision]:
+        return [p for p in recorded.policies if (p.kind, p.scope) == name]
 
     @app.get("/api/v1/policies")
     async def policies() -> Response:
@@ -161,10 +171,9 @@ def _add_policies(app: FastAPI, recorded: Recorded) -> None:
 
 
 def _page(rows: list[Decision], limit: int, cursor: str) -> DecisionList:
-    first = int(cursor or 0)
-    after = first + limit
+    after = int(cursor or 0) + limit
     more = str(after) if after < len(rows) else None
-    return DecisionList(items=rows[first:after], next_cursor=more, total=len(rows))
+    return DecisionList(items=rows[after - limit : after], next_cursor=more, total=len(rows))
 
 
 def _series(
@@ -185,9 +194,7 @@ def _matches(name: str, wanted: str) -> bool:
 
 
 async def _ticks(recorded: Recorded) -> AsyncIterator[str]:
-    number = 0
-    while True:
-        number += 1
+    for number in itertools.count(1):
         data = json.dumps({"at": recorded.at})
         yield f"id: boot-{number}\nevent: tick\ndata: {data}\n\n"
         await asyncio.sleep(1)

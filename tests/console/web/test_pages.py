@@ -17,12 +17,13 @@ from console.viewmodel import numbers
 
 PAGES = [
     "/", "/topology", "/nodes/n1", "/nodes/n3", "/nodes/n4", "/workers/p1", "/workers/d2",
-    "/cache/hit-rate", "/cache/evictions", "/cache/hit-rate?as=table", "/transfers",
+    "/cache/hit-rate", "/cache/evictions", "/cache/hit-rate?as=table", "/cache/tiers",
+    "/cache/tenants", "/cache/what-if", "/cache/pins", "/jobs", "/transfers",
     "/transfers?value=bytes", "/transfers?as=table", "/transfers/p1/d1", "/requests",
     "/requests/000000040123456789abcdef01234567", "/rejections", "/policies",
     "/policies/slo/default", "/policies/slo/default?compare=1", "/audit",
 ]  # fmt: skip
-LATER = ["kv-wait", "explain", "jobs", "alerts", "doctor", "bundle"]
+LATER = ["kv-wait", "explain", "alerts", "doctor", "bundle"]
 
 
 class Outline(HTMLParser):
@@ -94,7 +95,7 @@ class TestEveryPage:
         nav = text[text.index('<nav id="nav"') : text.index("<main")]
         links = [attrs["href"] for attrs in Outline(nav).all("a")]
         assert links == ["/", "/topology", "/cache/hit-rate", "/transfers", "/requests",
-                         "/policies", "/audit"]  # fmt: skip
+                         "/policies", "/jobs", "/audit"]  # fmt: skip
         for link in links:
             assert (await browser.get(str(link))).status_code == 200
         assert not [noun for noun in LATER if noun in nav.lower()]
