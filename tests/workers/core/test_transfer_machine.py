@@ -244,7 +244,7 @@ class Machine(RuleBasedStateMachine):
 
 TestTransferMachine = Machine.TestCase
 TestTransferMachine.settings = settings(
-    max_examples=150,
+    max_examples=60,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
