@@ -9,7 +9,7 @@ from workers.core.blocks import Block
 from workers.core.messages import RemovalCause
 from workers.core.policies.base import EvictionPolicy, Victim
 from workers.core.pool_tiers import TieredPool
-from workers.core.quotas import Cell, Group, cells_of
+from workers.core.quotas import Group, cells_of
 from workers.core.stats_messages import TierName
 
 MAX_TRIM: Final = 512
@@ -76,19 +76,24 @@ class RoomyPool(TieredPool):
 
     def _evict(self, num_blocks: int, *, some: bool = False) -> bool:
         """Victims of groups over their quota first; else the least of all. True: that many."""
-        over = self._cells_over_quota()
-        first = []
-        if over:
-            first = self.policy.evict(num_blocks, self._uncovers(), self.now, among=over, some=True)
-            self._let_go(first, "quota")
-        missing = num_blocks - len(first)
+        missing = num_blocks - self._evict_over_quota(num_blocks)
         rest = self.policy.evict(missing, self._uncovers(), self.now, some=some) if missing else []
         self._let_go(rest, "capacity")
-        return len(first) + len(rest) == num_blocks
+        return len(rest) == missing
 
-    def _cells_over_quota(self) -> list[Cell]:
-        over = self.groups.over_quota()
-        return list({cell for group in over for cell in cells_of(group, self.policy.cells)})
+    def _evict_over_quota(self, most: int) -> int:
+        """What groups hold beyond their quota, up to `most` blocks; how many slots that freed."""
+        before = self.slots.num_free
+        for group in self.groups.over_quota():
+            excess = group.used_blocks - (group.quota_blocks or 0)
+            wanted = min(excess, most - (self.slots.num_free - before))
+            if wanted > 0:
+                among = cells_of(group, self.policy.cells)
+                victims = self.policy.evict(
+                    wanted, self._uncovers(), self.now, among=among, some=True
+                )
+                self._drop(victims, "quota")
+        return self.slots.num_free - before
 
     def _let_go(self, victims: list[Victim], cause: RemovalCause) -> None:
         """Out of memory: to disk where a copy is there already, else out of the pool."""

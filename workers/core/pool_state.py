@@ -191,7 +191,7 @@ class PoolState(RoomyPool):
             kind = StoreKind(namespace, tenant)
             above = held[-1] if held else None
             added = self._add_chain(client, owner, above, wanted, kind)
-            self._note_active(added)
+            self._note_active([*held, *added])
             given += [block.ref for block in added]
         num_refused = len(block_hashes) - len(given)
         self.counters.store_refused_total += num_refused

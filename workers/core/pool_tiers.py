@@ -160,6 +160,7 @@ class TieredPool(PoolBase):
             return
         job, block = found
         if block.state is BlockState.WITHDRAWN:
+            self.disk.free(block)  # though a reader may still be at the slot in memory
             self._free_if_idle(block)
         elif isinstance(job, WriteOut):
             self._written_out(block, outcome)

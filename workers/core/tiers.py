@@ -207,7 +207,7 @@ class DiskState:
     def arrived(self, block: Block, use: BlockUse, now: float) -> None:
         """A block lies on disk only from now on."""
         self.duplicates.pop(block, None)
-        self.evictor.adopt(use._replace(candidate=False), now)
+        self.evictor.adopt(use, now)
 
     def adopt(self, block: Block, copy: DiskCopy, now: float) -> None:
         """A block of a former life, on disk only; its slot is in use already."""
