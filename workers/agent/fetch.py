@@ -106,7 +106,10 @@ class Fetcher:
         engine = self._transfers.engine
         if present >= len(body.block_hashes) or engine is None:
             return found
-        if len(self._tasks) >= MAX_FETCHES or body.holder.node_id == self._node.node_id:
+        is_peer = body.holder.node_id != self._node.node_id and body.holder.endpoint.startswith(
+            "tcp:"
+        )
+        if len(self._tasks) >= MAX_FETCHES or not is_peer:
             self.counts["refused"] += 1
             return found
         self._begin(session, body, pool, present, engine)

@@ -39,8 +39,8 @@ def leg_report(settings: ConnectorSettings, state: RequestState) -> LegReport:
         kv_wait_seconds=state.wait_seconds + verify + scatter,
         kv_wait_by_layer_seconds=list(by_layer),
         kv_wait_by_stage_seconds={
-            "queue": state.wait_seconds,
-            "wire": 0.0,
+            "queue": max(0.0, state.wait_seconds - state.fetch_seconds),
+            "wire": state.fetch_seconds,
             "verify": verify,
             "scatter": scatter,
         },

@@ -17,6 +17,7 @@ from workers.connector.settings import ConnectorSettings
 from workers.core.hashing import block_hashes, root_hash
 from workers.core.ids import OwnerId, load_owner, transfer_owner
 from workers.core.messages import LookupReply
+from workers.core.transfer_messages import HolderRef
 
 _BATCH_CHAINS = 32
 _BATCH_BLOCKS = 8192
@@ -67,6 +68,13 @@ class Matcher:
         if state.load_failed or cap * block_tokens <= state.local_tokens:
             return self._matched(state, 0, now)
         found = self._lookup(state, cap, now)
+        if found is None:
+            return self._matched(state, 0, now)
+        if self._awaits_fetch(state, found, cap, now):
+            if state.wait_began is None:
+                state.wait_began = now
+            return None
+        found = state.found or self._lookup(state, cap, now)
         if found is None:
             return self._matched(state, 0, now)
         promotes = self._awaits_promotion(state, found, cap, now)
@@ -149,6 +157,41 @@ class Matcher:
             return False
         began = now if state.wait_began is None else state.wait_began
         return state.wait_seconds + now - began < self._settings.load_timeout_seconds
+
+    def _awaits_fetch(self, state: RequestState, found: Found, cap: int, now: float) -> bool:
+        """What another node has is asked for once, and waited for while it comes, bounded."""
+        holder, wanted = state.info.holder, min(cap, state.info.expected_blocks)
+        if holder is None:
+            return False
+        if not state.fetched:
+            state.fetched = True
+            return max(found.held, found.on_disk) < wanted and self._fetch(
+                state, holder, wanted, now
+            )
+        began = state.fetch_began
+        if began is None:
+            return False
+        if found.pending and found.held < wanted:
+            if now - began < self._settings.load_timeout_seconds:
+                return True
+            self.counts["fetches_given_up"] += 1
+        state.fetch_began = None
+        state.fetch_seconds += now - began
+        return False
+
+    def _fetch(self, state: RequestState, holder: HolderRef, wanted: int, now: float) -> bool:
+        """Ask for it; whether anything is under way."""
+        owner, chain = self.load_owner(state), state.hashes[:wanted]
+        reply = self._pool.fetch(owner, chain, holder, state.tenant)
+        state.found = None  # it was asked about another part of the chain
+        if reply is None:
+            return False
+        state.holds_pins = True
+        self.counts["fetches"] += 1
+        if not reply.num_pending:
+            return False
+        state.fetch_began = now
+        return True
 
     def _awaits_promotion(self, state: RequestState, found: Found, cap: int, now: float) -> bool:
         goal = min(found.on_disk, cap)

@@ -10,6 +10,7 @@ from workers.connector.metadata import LoadResult
 from workers.connector.promotion import Promotion
 from workers.core.ids import BlockHash
 from workers.core.messages import LegReport, LookupReply, SlotRef
+from workers.core.transfer_messages import HolderRef
 
 Urgency = Literal["first_token", "batch"]
 SessionHint = Literal["", "continue", "over"]
@@ -37,6 +38,11 @@ class PoolCalls(Protocol):
 
     def promote_later(self, owner: str, hashes: Sequence[bytes]) -> None:
         """The same, some time soon, for nobody who waits."""
+
+    def fetch(
+        self, owner: str, hashes: Sequence[bytes], holder: HolderRef, tenant: str
+    ) -> LookupReply | None:
+        """Have the agent pull what it lacks of `hashes`, a chain from its head, from that node."""
 
     def pin_prefix(self, owner: str, hashes: Sequence[bytes]) -> int:
         """Pin what is held or being stored; for how many blocks, 0 without an answer."""
@@ -68,7 +74,8 @@ class RequestInfo:
     extras: Sequence[tuple[bytes, ...]] = ()
     transfer_id: str = ""
     leg: str = ""  # "prefill", "decode", or empty for a request that came past the gateway
-    expected_blocks: int = 0
+    expected_blocks: int = 0  # of leg 2: what leg 1 stored; of leg 1: what the holder has
+    holder: HolderRef | None = None  # another node, to pull these blocks from
     session: SessionHint = ""
     skip: bool = False  # reads and writes nothing of the pool, and counts as neither hit nor miss
 
@@ -124,6 +131,9 @@ class RequestState:
     promotion: Promotion | None = None
     promoted: bool = False  # asked for, whatever came of it
     gave_up: bool = False
+    fetched: bool = False  # asked for, whatever came of it
+    fetch_began: float | None = None
+    fetch_seconds: float = 0.0
     # --- what came of it
     local_tokens: int = 0
     was_allocated: bool = False

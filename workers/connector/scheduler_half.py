@@ -7,6 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import msgspec
+
 from workers.client import make_hello
 from workers.connector.lora import lora_identity
 from workers.connector.metadata import StepOrders, StepResults
@@ -29,6 +31,7 @@ from workers.core.messages import (
     SlotRef,
 )
 from workers.core.stats_messages import NamespaceSpec
+from workers.core.transfer_messages import Fetch, HolderRef
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +81,15 @@ class SessionPool:
 
     def promote_later(self, owner: str, hashes: Sequence[bytes]) -> None:
         self._session.post(Promote(owner, self.namespace, list(hashes), "batch"))
+
+    def fetch(
+        self, owner: str, hashes: Sequence[bytes], holder: HolderRef, tenant: str
+    ) -> LookupReply | None:
+        body = Fetch(owner, self.namespace, list(hashes), holder, tenant)
+        reply = self._session.call(body, LookupReply)
+        if reply is not None:
+            self._owners.add(owner)
+        return reply
 
     def pin_prefix(self, owner: str, hashes: Sequence[bytes]) -> int:
         body = PinPrefix(owner, self.namespace, list(hashes))
@@ -181,9 +193,18 @@ def request_info(request: Any, block_tokens: int) -> RequestInfo:
         transfer_id=_text(params.get("transfer_id")),
         leg=_text(params.get("leg")),
         expected_blocks=_count(params.get("num_blocks")),
+        holder=_holder(params.get("holder")),
         session=_session(params.get("session")),
         skip=skip,
     )
+
+
+def _holder(value: object) -> HolderRef | None:
+    """As the gateway writes it; anything else names nobody."""
+    try:
+        return msgspec.convert(value, HolderRef)
+    except msgspec.ValidationError:
+        return None
 
 
 def media_extras(

@@ -16,6 +16,7 @@ from workers.core.ids import OwnerId
 from workers.core.messages import LegReport, LookupReply, SlotRef, StoredSlot
 from workers.core.policies.lru import LruPolicy
 from workers.core.pool_state import ClientRef, PoolLimits, PoolState
+from workers.core.transfer_messages import HolderRef
 
 NAMESPACE = b"n" * 32
 BLOCK = 8
@@ -34,6 +35,9 @@ class CorePool:
         self.looked_up: list[list[bytes]] = []
         self.on_disk: set[bytes] = set()
         self.promotions: list[tuple[str, list[bytes], str]] = []
+        self.fetches: list[tuple[str, list[bytes], str, str]] = []
+        self.fetchable = True
+        self.coming: list[SlotRef] = []
         self.kept: set[str] = set()
         self.hints: list[tuple[list[bytes], str]] = []
         self.reports: list[LegReport] = []
@@ -73,6 +77,20 @@ class CorePool:
         if self.down:
             return None
         self.pin_prefix(owner, hashes)
+        return self._lookup(hashes)
+
+    def fetch(
+        self, owner: str, hashes: Sequence[bytes], holder: HolderRef, tenant: str
+    ) -> LookupReply | None:
+        """As an agent says it: what it lacks has slots that are being written now."""
+        self.fetches.append((owner, list(hashes), holder.node_id, tenant))
+        if self.down:
+            return None
+        if self.fetchable:
+            found = self.state.peek(NAMESPACE, hashes)
+            parent = hashes[found.num_held - 1] if found.num_held else b""
+            self.coming = self.begin(hashes[found.num_held :], parent)
+            self.pin_prefix(owner, hashes)
         return self._lookup(hashes)
 
     def promote_later(self, owner: str, hashes: Sequence[bytes]) -> None:
