@@ -188,12 +188,13 @@ def _fetch_kernel(build: Path) -> None:
     target = CACHE / "package"
     if target.exists():
         return
-    listing = _output("apt-cache", "depends", KERNEL_PACKAGE)
-    names = [line.split()[1] for line in listing.splitlines() if "Depends:" in line]
-    if not names:
-        raise UnusableError(f"apt knows no {KERNEL_PACKAGE}: apt-get update")
-    as_root = ["-o", "APT::Sandbox::User=root"] if os.geteuid() == 0 else []
-    _output("apt-get", *as_root, "download", "-qq", names[0], cwd=build)
+    try:
+        _download(build)
+    except (UnusableError, subprocess.CalledProcessError):
+        if os.geteuid() != 0:
+            raise
+        _output("apt-get", "update", "-qq")  # no package lists yet, or old ones
+        _download(build)
     (package,) = build.glob("*.deb")
     tree = build / "package"
     tree.mkdir()
@@ -204,6 +205,15 @@ def _fetch_kernel(build: Path) -> None:
     (version,) = (tree / "lib" / "modules").iterdir()
     _output("depmod", "-b", str(tree), version.name)
     tree.replace(target)
+
+
+def _download(folder: Path) -> None:
+    listing = _output("apt-cache", "depends", KERNEL_PACKAGE)
+    names = [line.split()[1] for line in listing.splitlines() if "Depends:" in line]
+    if not names:
+        raise UnusableError(f"apt knows no {KERNEL_PACKAGE}: apt-get update")
+    as_root = ["-o", "APT::Sandbox::User=root"] if os.geteuid() == 0 else []
+    _output("apt-get", *as_root, "download", "-qq", names[0], cwd=folder)
 
 
 def _make_initramfs(build: Path, target: Path) -> None:
