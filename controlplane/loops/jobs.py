@@ -6,6 +6,7 @@ import asyncio
 from functools import partial
 
 import structlog
+from sqlalchemy.exc import SQLAlchemyError
 
 from controlplane.cache.agents import NodeError
 from controlplane.cache.context import JobContext, OperationError
@@ -21,6 +22,7 @@ MAX_RUNNING = 4
 JOB_SECONDS = 1800.0
 STOP_SECONDS = 5.0
 """What a running job gets to tidy up when the control plane ends; it is queued again after."""
+RECORD_PAUSES_SECONDS = (0.2, 1.0, 5.0, 15.0)
 
 log = structlog.get_logger("controlplane")
 
@@ -71,8 +73,20 @@ class JobRunner:
         if job.cancelling:
             state = "cancelled"
             outcome = Outcome({"nodes": context.by_node}, context.undo)
-        await self._plane.jobs.finish(self._plane.db, job, state, outcome)
+        await self._record(job, state, outcome)
         log.info("job ended", job=job.id, kind=job.kind, state=state, error=outcome.error)
+
+    async def _record(self, job: LiveJob, state: JobState, outcome: Outcome) -> None:
+        """Write a job's end down; a database that is away for a moment is waited for."""
+        for pause in RECORD_PAUSES_SECONDS:
+            try:
+                await self._plane.jobs.finish(self._plane.db, job, state, outcome)
+            except (SQLAlchemyError, TimeoutError, OSError) as error:
+                log.warning("job not recorded yet", job=job.id, error=str(error)[:300])
+                await asyncio.sleep(pause)
+            else:
+                return
+        await self._plane.jobs.finish(self._plane.db, job, state, outcome)
 
     async def _outcome(self, job: LiveJob, context: JobContext) -> tuple[JobState, Outcome]:
         try:

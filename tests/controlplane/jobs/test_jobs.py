@@ -11,6 +11,7 @@ from controlplane.cache import operations
 from controlplane.cache.context import OperationError
 from controlplane.jobs import service
 from controlplane.jobs.service import NewJob, Outcome
+from controlplane.loops import jobs as loop
 from controlplane.loops.jobs import MAX_RUNNING, JobRunner
 
 
@@ -133,6 +134,25 @@ class TestLife:
             json.loads(frame.split("data: ")[1]) for frame in frames if "\nevent: job\n" in frame
         ]
         assert [job["state"] for job in jobs] == ["queued", "running", "running", "done"]
+
+    async def test_its_end_is_written_once_the_database_is_back(
+        self, both, runner, operation, monkeypatch
+    ):
+        monkeypatch.setattr(loop, "RECORD_PAUSES_SECONDS", (0.01, 0.01, 0.01))
+        operation.gate.set()
+        await queue(both)
+        finish, failures = both.plane.jobs.finish, [TimeoutError(), OSError("gone")]
+
+        async def finish_later(*arguments):
+            if failures:
+                raise failures.pop()
+            await finish(*arguments)
+
+        monkeypatch.setattr(both.plane.jobs, "finish", finish_later)
+        await runner.step()
+        await runner.wait()
+        shown = await both.get("/jobs/1")
+        assert (shown["state"], shown["attempts"]) == ("done", 1)
 
 
 class TestCancel:
