@@ -79,7 +79,7 @@ def pool_stats(
         shm_seconds_by_pair=dict(counters.shm_seconds_by_pair),
         evicted_wanted_again_total=counters.evicted_wanted_again_total,
         num_owners=0 if pool is None else len(pool.owners),
-        tiers=tier_stats(pool, host.storage.tier_facts()),
+        tiers=tier_stats(pool, host.storage.tier_facts(), host.storage.numa_nodes),
         groups=[] if pool is None else group_stats(pool),
         eviction=EvictionStats() if pool is None else eviction_stats(pool),
         whatif=[] if pool is None else whatif_curve(pool),

@@ -30,7 +30,12 @@ _GENERATION_MASK: Final = (1 << 62) - 1
 
 
 class Storage(Protocol):
-    """Keeps the bytes of one pool: the slab with its journal, and the SSD tier."""
+    """Keeps the bytes of one pool: the slab with its journal, and the SSD tier.
+
+    `numa_nodes` are the memory nodes that the slab is spread over; [] where that is not known.
+    """
+
+    numa_nodes: list[int]
 
     def recover(self) -> Recovered | None:
         """What a former agent left in the slab; None where nothing is of use."""
@@ -50,6 +55,9 @@ class Storage(Protocol):
 
 class NoStorage:
     """For a node without files: tests and simulations."""
+
+    def __init__(self) -> None:
+        self.numa_nodes: list[int] = []
 
     def recover(self) -> Recovered | None:
         return None

@@ -40,6 +40,7 @@ class FileStorage:
         call_soon: Callable[[Callable[[], None]], None],
     ) -> None:
         self._slab_file = slab_file
+        self.numa_nodes = slab_file.numa_nodes
         self._ssd = ssd
         self._call_soon = call_soon
         self.listener: DiskListener | None = None

@@ -8,14 +8,17 @@ from workers.core.stats_messages import EvictionStats, GroupStats, TierStats, Wh
 from workers.pool.tier import TierFacts
 
 
-def tier_stats(pool: PoolState | None, ssd: TierFacts | None) -> list[TierStats]:
+def tier_stats(
+    pool: PoolState | None, ssd: TierFacts | None, numa_nodes: list[int]
+) -> list[TierStats]:
     """Nearest first. Without a pool there is none."""
     if pool is None:
         return []
-    return [_dram(pool)] if ssd is None else [_dram(pool), _ssd(pool, ssd)]
+    dram = _dram(pool, numa_nodes)
+    return [dram] if ssd is None else [dram, _ssd(pool, ssd)]
 
 
-def _dram(pool: PoolState) -> TierStats:
+def _dram(pool: PoolState, numa_nodes: list[int]) -> TierStats:
     counters, each = pool.counters, pool.block_bytes
     written = counters.stored_blocks_total + counters.promoted_blocks_total
     return TierStats(
@@ -31,6 +34,7 @@ def _dram(pool: PoolState) -> TierStats:
         evicted_blocks_total=counters.evicted_from_memory_total,
         failed_reads_total=counters.load_failed_total,
         failed_writes_total=counters.store_failed_total,
+        numa_nodes=numa_nodes,
     )
 
 

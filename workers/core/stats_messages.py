@@ -80,6 +80,7 @@ class TierStats(msgspec.Struct, frozen=True):
     failed_writes_total: int = 0
     state: str = "ok"  # "ok", "rebuilding", "full", "off" or the error that stopped the tier
     path: str = ""
+    numa_nodes: list[int] = []  # memory nodes that the tier is spread over; [] unknown
 
 
 class GroupStats(msgspec.Struct, frozen=True):

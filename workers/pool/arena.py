@@ -23,6 +23,7 @@ import xxhash
 
 from workers.core.blocks import SLOT_HEADER_BYTES
 from workers.core.errors import ConfigError
+from workers.pool.numa import interleave_this_thread, memory_nodes
 
 SHM_FOLDER: Final = Path("/dev/shm")  # noqa: S108  shared memory has its place
 MAGIC: Final = b"PERISLT1"
@@ -166,6 +167,7 @@ class SlabFile:
         left = _open_left(self.path, slab_bytes)
         self.adopted = left is not None
         self._fd = _make(self.path, slab_bytes) if left is None else left
+        self.numa_nodes = memory_nodes()
         self._stop = threading.Event()
         self._toucher: threading.Thread | None = None
 
@@ -194,6 +196,7 @@ class SlabFile:
         os.close(self._fd)
 
     def _touch(self, bytes_per_second: float) -> None:
+        interleave_this_thread(self.numa_nodes)
         pause = _TOUCH_BYTES / bytes_per_second
         while self.touched_bytes < self.slab_bytes and not self._stop.wait(pause):
             length = min(_TOUCH_BYTES, self.slab_bytes - self.touched_bytes)

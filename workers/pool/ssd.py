@@ -146,6 +146,7 @@ class SsdTier(Tier):
             thread.join(timeout=CLOSE_SECONDS)
         if self._file is not None and not any(thread.is_alive() for thread in self._threads):
             self._file.close()
+            self._file = None
         self._state = "off"
 
     # --- copying ----------------------------------------------------------------------------
