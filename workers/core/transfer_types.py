@@ -172,7 +172,7 @@ class TransferResult(msgspec.Struct, frozen=True):
 class TransferLimits(msgspec.Struct, frozen=True):
     """Bounds of one engine. Seconds and bytes."""
 
-    window_bytes: int = 32 << 20  # in flight on one link
+    window_bytes: int = 64 << 20  # in flight on one link: some of the largest blocks
     window_ops: int = 256  # as well; the device may give less
     batch_share: float = 0.5  # of the window for the second class
     refill_bytes: int = 1 << 20  # post again when so much of the window is free

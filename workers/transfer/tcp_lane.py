@@ -176,8 +176,9 @@ class Lane:
         moved = 0
         while moved < limit:
             was_open = self.open
+            buffers = self._buffers() if was_open else []
             try:
-                count = self.stream.recv(self._buffers()) if was_open else self._listen()
+                count = self.stream.recv(buffers) if was_open else self._listen()
             except BlockingIOError:
                 break
             if not count:
@@ -187,6 +188,8 @@ class Lane:
                     raise ProtocolError("bytes that nobody asked for")
                 moved += count
                 self._consume(count, report)
+                if count < sum(map(len, buffers)) and self.stream.short_is_all:
+                    break
         report.moved_bytes += moved
 
     def _buffers(self) -> list[memoryview]:
@@ -258,11 +261,8 @@ class Lane:
 
     def _pack_read(self, op: Op, entries: bytearray) -> Cause | None:
         piece, memory = op.piece, self._memory
-        local = Wanted(
-            piece.local_slot, piece.local_generation, piece.key,
-            piece.block_length, op.offset, op.length,
-        )  # fmt: skip
-        if not in_bounds(local, memory.num_slots, memory.payload_bytes):
+        end = op.offset + op.length
+        if not (0 <= piece.local_slot < memory.num_slots and end <= memory.payload_bytes):
             return Cause.BOUNDS
         entries += wire.READ_ENTRY.pack(
             op.id, piece.remote_slot, 0 if op.whole else wire.FLAG_RANGE, piece.remote_generation,

@@ -26,6 +26,9 @@ def tune(sock: socket.socket, buffer_bytes: int) -> None:
 class Stream:
     """One end. Non-blocking ends raise BlockingIOError where the kernel has, or takes, nothing."""
 
+    short_is_all = True
+    """Buffers that were not filled mean that nothing more is there now."""
+
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
 
@@ -59,6 +62,8 @@ class Stream:
 
 class TlsStream(Stream):
     """TLS takes one buffer a call and copies it: for links where secrecy is worth that."""
+
+    short_is_all = False  # a record is 16 KiB at most
 
     def __init__(self, sock: ssl.SSLSocket) -> None:
         super().__init__(sock)
