@@ -138,9 +138,10 @@ class WhatIf:
     def _sample_less(self) -> None:
         """Lower the threshold so that a part of the sampled keys lies above it."""
         keys = sorted(self._last_use)
-        limit = keys[int(len(keys) * _KEPT_SHARE)]
+        num_kept = int(self.max_keys * _KEPT_SHARE)
+        limit = keys[num_kept]
         threshold = max(1, int.from_bytes(limit[:8].ljust(8, b"\0"), "big"))
-        for key in keys[int(len(keys) * _KEPT_SHARE) :]:
+        for key in keys[num_kept:]:
             del self._last_use[key]
         self._ticks = list(self._last_use.values())
         self._scale(threshold / self._threshold)
