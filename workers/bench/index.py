@@ -25,7 +25,7 @@ from workers.core.messages import BlocksRemoved, BlocksStored, EventBatch, Snaps
 from workers.core.prefix_index import PrefixIndex
 
 PEER: Final = "ai-dynamo-runtime RadixTree"
-PEER_PYTHON: Final = Path(".venv-peers/bin/python")
+PEER_PYTHON: Final = Path(__file__).parents[2] / ".venv-peers" / "bin" / "python"
 PEER_TIMEOUT_SECONDS: Final = 600.0
 NAMESPACE: Final = b"\x07" * 32
 PAGE_BYTES: Final = os.sysconf("SC_PAGE_SIZE")
@@ -78,6 +78,7 @@ def _own(data: IndexData, query_blocks: int) -> tuple[dict[str, Any], list[int]]
         index.apply(message)
         apply_ns.append(time.perf_counter_ns() - started)
     cpu = time.process_time() - cpu
+    gc.unfreeze()
     del message
     used = _rss_bytes() - before
     deep = _find(index, data.deep_queries)
