@@ -156,6 +156,7 @@ class Agents:
 
     def _take_stats(self, followed: _Followed, stats: PoolStats) -> None:
         followed.feed.node_id, followed.stats = stats.node_id, stats
+        self._cluster.paths.take(stats)
         if not self._cluster.view.boot_id:
             self._view_of_agents()
         self._apply_namespaces(stats)

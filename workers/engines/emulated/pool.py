@@ -28,6 +28,7 @@ from workers.core.messages import (
     StoredSlot,
 )
 from workers.core.stats_messages import NamespaceSpec
+from workers.core.transfer_messages import Fetch, HolderRef
 from workers.engines.emulated.worker import (
     ENGINE_BLOCK_TOKENS,
     EngineConfig,
@@ -83,7 +84,14 @@ class AgentPool:
         self._incarnation = 0
         self._loads = count()
 
-    async def load(self, use: PoolUse, tokens: list[int], salt: str, max_blocks: int) -> None:
+    async def load(
+        self,
+        use: PoolUse,
+        tokens: list[int],
+        salt: str,
+        max_blocks: int,
+        holder: HolderRef | None = None,
+    ) -> None:
         loop = asyncio.get_running_loop()
         start = loop.time()
         most = min(max_blocks, max(len(tokens) - 1, 0) // self._block_tokens)
@@ -91,7 +99,7 @@ class AgentPool:
         if hashes:
             # What is not in memory when this many seconds have passed is quicker to compute.
             patience = most * self._block_tokens * self._seconds_per_token
-            await self._quietly(lambda: self._load(use, hashes, patience))
+            await self._quietly(lambda: self._load(use, hashes, patience, salt, holder))
         use.wait_seconds += loop.time() - start
 
     async def store(self, use: PoolUse, tokens: list[int], salt: str, transfer: Transfer) -> int:
@@ -134,9 +142,19 @@ class AgentPool:
         if self._slab is not None:
             self._slab.close()
 
-    async def _load(self, use: PoolUse, hashes: list[BlockHash], patience: float) -> None:
+    async def _load(
+        self,
+        use: PoolUse,
+        hashes: list[BlockHash],
+        patience: float,
+        salt: str,
+        holder: HolderRef | None,
+    ) -> None:
         owner = load_owner(self._worker_id, str(next(self._loads)))
         try:
+            if holder is not None:
+                fetch = Fetch(owner, self._namespace, list(hashes), holder, salt)
+                await self._client.call(fetch, LookupReply)
             await self._wait_for(use, hashes, owner, patience)
             slab = await self._attached()
             body = PrepareLoad(owner, self._namespace, list(hashes))

@@ -5,6 +5,7 @@ from typing import Any
 
 import msgspec
 
+from workers.core.transfer_messages import HolderRef
 from workers.engines.emulated.text import Prompts
 from workers.engines.emulated.worker import EngineConfig, Transfer
 
@@ -175,7 +176,15 @@ def _transfer(fields: dict[str, Any]) -> tuple[Transfer, bool]:
         ours["leg"],
         ours.get("num_blocks", 0),
         session if session in ("continue", "over") else "",
+        _holder(ours.get("holder")),
     ), True
+
+
+def _holder(value: object) -> HolderRef | None:
+    try:
+        return msgspec.convert(value, HolderRef)
+    except msgspec.ValidationError:
+        return None
 
 
 def _integer(

@@ -6,6 +6,8 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from workers.core.transfer_messages import HolderRef
+
 Role = Literal["prefill", "decode", "both"]
 ENGINE_BLOCK_TOKENS = 32
 
@@ -43,6 +45,7 @@ class Transfer:
     leg: str = ""
     num_blocks: int = 0
     session: str = ""  # "continue", "over" or nothing
+    holder: HolderRef | None = None  # another node, to pull from
 
 
 @dataclass(slots=True)
@@ -63,8 +66,16 @@ class PoolUse:
 class Pool(Protocol):
     """How a worker reaches its node's pool; every call is bounded and never raises."""
 
-    async def load(self, use: PoolUse, tokens: list[int], salt: str, max_blocks: int) -> None:
-        """Load the held prefix, at most `max_blocks`; `use` says how much it was."""
+    async def load(
+        self,
+        use: PoolUse,
+        tokens: list[int],
+        salt: str,
+        max_blocks: int,
+        holder: HolderRef | None = None,
+    ) -> None:
+        """Load the held prefix, at most `max_blocks`, fetched from `holder` where this node lacks
+        it; `use` says how much it was."""
 
     async def store(self, use: PoolUse, tokens: list[int], salt: str, transfer: Transfer) -> int:
         """Store the full blocks of `tokens`, pinned for the transfer; how many the pool has."""
@@ -156,7 +167,7 @@ class Worker:
         is_decode_leg = transfer.leg == "decode"
         if self.pool is not None and transfer.leg:
             wanted = transfer.num_blocks if is_decode_leg else len(tokens)
-            await self.pool.load(use, tokens, salt, wanted)
+            await self.pool.load(use, tokens, salt, wanted, transfer.holder)
         elif is_decode_leg:  # no pool here: believe the blocks to be there
             use.hit_tokens = transfer.num_blocks * self.config.block_tokens
         pool_hits = max(0, min(use.hit_tokens, len(tokens) - 1) - device)
