@@ -150,7 +150,10 @@ def bench_transfer(
     Exits 3 when the peer is asked for and not installed (make peers).
     """
     from workers.bench.transfer import TRANSPORTS, run_transfer_bench  # noqa: PLC0415 - heavy
-    from workers.bench.transfer_mooncake import PeerMissingError  # noqa: PLC0415 - heavy
+    from workers.bench.transfer_mooncake import (  # noqa: PLC0415 - heavy
+        PeerFailedError,
+        PeerMissingError,
+    )
 
     if transport not in TRANSPORTS:
         raise typer.BadParameter(f"{transport!r}: take one of {', '.join(TRANSPORTS)}")
@@ -159,6 +162,9 @@ def bench_transfer(
     except PeerMissingError as error:
         typer.echo(f"{error}: make peers", err=True)
         raise typer.Exit(EXIT_NO_PEER) from None
+    except PeerFailedError as error:
+        typer.echo(f"{error}. Try again on a quieter machine, or with --no-peer.", err=True)
+        raise typer.Exit(1) from None
     _show(result, as_json=as_json)
 
 

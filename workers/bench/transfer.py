@@ -21,7 +21,11 @@ from typing import Any, Final
 
 import psutil
 
-from workers.bench.transfer_mooncake import Mooncake, PeerMissingError, running_mooncake
+from workers.bench.transfer_mooncake import (
+    Mooncake,
+    PeerMissingError,
+    running_mooncake,
+)
 from workers.bench.transfer_nodes import INCARNATION, SECRET, facts_of, key_of, open_memory
 from workers.core.transfer_types import Piece, TransferRequest
 from workers.pool.arena import SlabFile
