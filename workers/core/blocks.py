@@ -82,6 +82,7 @@ class Block:
     disk: DiskCopy | None = None
     copying: bool = False  # the disk is reading or writing the slot
     leaving: bool = False
+    depth: int = 1  # blocks from the chain's head to this one
     keeps: int = 0  # active sequences that end with this block
     num_near: int = 0  # children that are near and not leaving
     num_leaving: int = 0  # children that are leaving

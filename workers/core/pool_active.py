@@ -1,5 +1,8 @@
 """Keeps the newest blocks of active sequences from eviction, within a share of the pool.
 
+A block that is kept keeps its ancestors too, since tails go first: so a sequence takes its whole
+length of that share, and one that is longer than the share is not kept.
+
 A sequence is active for some time after its last use; it is known by the last block used. A use
 that goes on from there replaces it, so that each conversation is kept once, at its end.
 """
@@ -17,6 +20,7 @@ LOOK_BACK_BLOCKS: Final = 256
 
 class _Tail(NamedTuple):
     blocks: tuple[Block, ...]
+    depth: int  # with all ancestors
     deadline: float
 
 
@@ -33,19 +37,22 @@ class ActiveTails:
 
     @property
     def num_kept(self) -> int:
-        """Blocks kept, counted once a sequence."""
+        """Blocks kept with their ancestors, counted once a sequence."""
         return self._num_kept
 
     def used(self, chain: Sequence[Block], blocks_each: int, most: int, deadline: float) -> None:
         """A request uses this chain: keep its end until `deadline`, `most` blocks in all."""
-        if not chain or blocks_each < 1 or most < 1:
+        if not chain or blocks_each < 1:
             return
         for block in reversed(chain[-LOOK_BACK_BLOCKS:]):
             if self._drop(block):
                 break
-        tail = tuple(islice(_upwards(chain[-1]), min(blocks_each, most)))
-        self._tails[chain[-1]] = _Tail(tail, deadline)
-        self._num_kept += len(tail)
+        depth = chain[-1].depth
+        if depth > most:
+            return
+        tail = tuple(islice(_upwards(chain[-1]), blocks_each))
+        self._tails[chain[-1]] = _Tail(tail, depth, deadline)
+        self._num_kept += depth
         for block in tail:
             block.keeps += 1
             self._changed(block)
@@ -72,7 +79,7 @@ class ActiveTails:
         tail = self._tails.pop(last, None)
         if tail is None:
             return False
-        self._num_kept -= len(tail.blocks)
+        self._num_kept -= tail.depth
         for block in tail.blocks:
             block.keeps -= 1
             self._changed(block)

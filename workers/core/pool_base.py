@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from workers.core.blocks import NO_SLOT, Block, BlockState
 from workers.core.eviction_history import EvictionHistory
@@ -27,6 +28,8 @@ from workers.core.slots import SlotTable
 from workers.core.stats_messages import TierName
 from workers.core.tiers import DiskState
 from workers.core.whatif import WhatIf
+
+_WAITING: Final = frozenset({BlockState.WRITTEN, BlockState.PROMOTED})
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +52,8 @@ class StoreKind:
 class PoolLimits:
     """Live settings. `write_queue_blocks` bounds the blocks being written at one time.
 
-    `pin_active_share` of the pool at most keeps the newest `pin_active_blocks` of each active
-    sequence from eviction. `reserve_share` of the slots is kept free by demoting ahead.
+    The newest `pin_active_blocks` of each active sequence are kept from eviction, and by them what
+    is above them, together at most `pin_active_share` of the pool. `reserve_share` of the slots is kept free by demoting ahead.
     """
 
     lease_seconds: float = 30.0
@@ -179,6 +182,7 @@ class PoolBase:
         self.groups.count(block, 1)
         parent = block.parent
         if parent is not None:
+            block.depth = parent.depth + 1
             parent.children[block.key] = block
             parent.num_near += block.near
             self._refresh(parent)
@@ -223,8 +227,8 @@ class PoolBase:
                 self.policy.adopt(self.disk.use_of_promoted(block, now), now)
                 self._events.moved(block)
             self._refresh(block)
-            waiting = (BlockState.WRITTEN, BlockState.PROMOTED)
-            ready += [b for b in block.children.values() if b.state in waiting]
+            if block.children:
+                ready += [b for b in block.children.values() if b.state in _WAITING]
 
     # --- leaving ----------------------------------------------------------------------------
 
@@ -252,7 +256,8 @@ class PoolBase:
             if block.state is BlockState.STORED:
                 self.policy.removed(block.key)
             else:
-                self.disk.evictor.removed(block.key)
+                if block.disk is not None:
+                    self.disk.evictor.removed(block.key)
                 self._drop_pins(block)
             self._forget(block)
         if held:
@@ -270,7 +275,8 @@ class PoolBase:
     def _forget(self, block: Block) -> None:
         del self.blocks[block.key]
         self.groups.count(block, -1)
-        self.disk.forget(block)
+        if block.disk is not None:
+            self.disk.forget(block)
         block.state = BlockState.WITHDRAWN
         block.children.clear()
         block.parent = None
@@ -289,7 +295,8 @@ class PoolBase:
     def _free_if_idle(self, block: Block) -> None:
         if not block.slot_idle:
             return
-        self.disk.free(block)
+        if block.disk is not None:
+            self.disk.free(block)
         if block.slot != NO_SLOT and self.by_slot.get(block.slot) is block:
             self._free_slot(block)
 

@@ -176,11 +176,12 @@ class TieredPool(PoolBase):
             else:
                 self.disk.duplicates[block] = None
             return
-        self.disk.free(block)
         if outcome.problem == "source":
             self.counters.corrupt_total += 1
             self._withdraw(block, "corrupt")
-        elif block.leaving:
+            return
+        self.disk.free(block)
+        if block.leaving:
             self._stay(block)
 
     def _read_in(self, block: Block, outcome: Outcome) -> None:

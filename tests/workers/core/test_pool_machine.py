@@ -27,7 +27,7 @@ from workers.core.tiers import Forget, Outcome, ReadIn, WriteOut
 SPACE = b"s" * 32
 NUM_SLOTS = 9
 NUM_DISK_SLOTS = 7
-PROBLEMS = ["", "", "", "io", "checksum", "full"]
+PROBLEMS = ["", "", "", "io", "checksum", "full", "source"]
 MAX_WRITING = 6
 CHAINS = {
     name: block_hashes(name[:1], list(name), 1) for name in (b"aaaaaaaa", b"aaabbbbb", b"cccccccc")

@@ -370,16 +370,17 @@ class TestActiveSequences:
         check_integrity(bench.pool)
 
     def test_share_bounds_them_and_the_session_that_is_over_lets_go(self) -> None:
-        bench = Bench(8, 0, pin_active_share=0.25, pin_active_blocks=4)
-        bench.store(A[:4])
-        assert bench.pool.active.num_kept == 2
+        bench = Bench(8, 0, pin_active_share=0.5, pin_active_blocks=2)
+        bench.store(A[:5])
+        assert bench.pool.active.num_kept == 0, "longer than the share"
         bench.store(B[:2])
-        assert bench.pool.active.num_kept == 2
-        assert [block.keeps for block in map(bench.pool.blocks.__getitem__, A[:4])] == [0] * 4
+        bench.store(C[:1])
+        assert bench.pool.active.num_kept == 3
         assert bench.pool.hint(SPACE, B[:2], "over", bench.now) == 2
-        assert bench.pool.active.num_kept == 0
+        assert bench.pool.active.num_kept == 1
         assert bench.pool.hint(SPACE, A[:4], "continue", bench.now) == 4
-        assert bench.pool.active.num_kept == 2
+        assert bench.pool.active.num_kept == 4, "the one used longest ago gives way"
+        assert [bench.pool.blocks[key].keeps for key in A[:5]] == [0, 0, 1, 1, 0]
         check_integrity(bench.pool)
 
     def test_a_conversation_is_kept_once_at_its_end(self) -> None:
