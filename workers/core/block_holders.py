@@ -256,8 +256,7 @@ def prefix_groups(
     while True:
         while high - low > 1 and low_bits != high_bits:
             middle = (low + high) >> 1
-            bits = look(keys[middle])
-            bits = bits & low_bits if bits else 0
+            bits = (look(keys[middle]) or 0) & low_bits
             if bits != high_bits:
                 later.append((middle, bits, high, high_bits & bits))
                 high_bits = bits

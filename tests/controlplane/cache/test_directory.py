@@ -47,6 +47,7 @@ async def test_cold_start_from_the_directory_then_the_nodes_own_stream(
         await step_until(
             watch.step, lambda: index.held_lengths(worker.namespace, chain) == {N1: 20}
         )
+        await step_until(watch.step, lambda: plane.index_audit.directory.nodes == 1)
         await step_until(watch.step, lambda: plane.index_audit.directory.state == "current")
         status = (await cluster.api.get("/cache/audit"))["directory"]
         assert status == {"state": "current", "reason": "", "nodes": 1, "suspect_nodes": []}
