@@ -56,6 +56,7 @@ class Transfers:
         self.links: dict[LinkId, Link] = {}
         self.jobs: dict[str, Job] = {}
         self._jitter = jitter
+        self._ending: dict[str, Job] = {}  # given up, with ops still in flight
         self._next_op = 1
         self._deadlines: list[tuple[float, str]] = []
         self._out: list[Command] = []
@@ -76,7 +77,7 @@ class Transfers:
     def next_wake(self, now: float) -> float | None:
         """When `Ticked` is due if nothing else happens."""
         times = [at for link in self.links.values() if (at := link.wake_at(now)) is not None]
-        times += [job.cancel_by for job in self.jobs.values() if job.ending is not None]
+        times += [job.cancel_by for job in self._ending.values()]
         if self._deadlines:
             times.append(self._deadlines[0][0])
         return min(times, default=None)
@@ -419,11 +420,13 @@ class Transfers:
         job.give_up_rest(cause)
         job.cancel_by = now + self.limits.cancel_seconds
         if job.in_flight:
+            self._ending[job.request.transfer_id] = job
             self._out.append(CancelOps(link.id, list(job.in_flight)))
         self._settle(job, link, now)
 
     def _settle(self, job: Job, link: Link, now: float) -> None:
         if job.done and self.jobs.pop(job.request.transfer_id, None) is not None:
+            self._ending.pop(job.request.transfer_id, None)
             link.forget(job)
             self._out.append(Finish(job.result(now, link.last_error)))
 
@@ -433,18 +436,16 @@ class Transfers:
             job = self.jobs.get(transfer_id)
             if job is not None and job.request.deadline <= now:
                 self._end(job, Cause.DEADLINE, now)
+        late = {job.link for job in self._ending.values() if job.cancel_by <= now}
         for link in list(self.links.values()):
-            self._tick_link(link, now)
+            self._tick_link(link, now, late=link.id in late)
         if len(self._deadlines) > 2 * len(self.jobs) + 64:
             kept = [(job.request.deadline, name) for name, job in self.jobs.items()]
             heapq.heapify(kept)
             self._deadlines = kept
 
-    def _tick_link(self, link: Link, now: float) -> None:
+    def _tick_link(self, link: Link, now: float, *, late: bool) -> None:
         limits = self.limits
-        late = any(
-            job.in_flight and job.cancel_by <= now for job in link.jobs.values() if job.ending
-        )
         if link.state is LinkState.OPENING and now >= link.opening_since + limits.connect_seconds:
             self._cut(link, f"no connection within {limits.connect_seconds:g} s", now)
         elif link.flights and now >= link.progress_at + limits.stall_seconds:
