@@ -37,6 +37,7 @@ VOCABULARY = 49_000
 START_SECONDS = 400.0
 ANSWER_SECONDS = 100.0
 SLAB_BYTES = 640 << 20
+SSD_BYTES = 2 << 30
 _SERIES = re.compile(r"^((?:vllm|perilune)[\w:]+)(\{[^}]*\})? ([\d.e+-]+)$", re.MULTILINE)
 
 
@@ -124,6 +125,14 @@ class Cluster:
         self.agent = start_agent(self.folder)
         self.close_client()
         self.client = agent_client(self.folder)
+
+    def worker_client(self) -> AgentClient:
+        """A further worker of the engines' namespace, to be closed by the test."""
+        spec = self.stats().namespaces[0].spec
+        hello = make_hello("worker", "by-hand", namespace=spec)
+        client = AgentClient(str(self.folder / "n1.sock"), hello, 20.0)
+        client.connect()
+        return client
 
     def close_client(self) -> None:
         if self.client is not None:
@@ -250,6 +259,7 @@ def start_agent(folder: Path) -> subprocess.Popen[bytes]:
     command += ["--socket", str(folder / "n1.sock"), "--block-tokens", str(BLOCK)]
     command += ["--slab-name", f"perilune-test-{os.getpid()}.slab"]
     command += ["--slab-bytes", str(SLAB_BYTES), "--lease-seconds", "120"]
+    command += ["--ssd-path", str(folder / "ssd"), "--ssd-bytes", str(SSD_BYTES)]
     with (folder / "agent.log").open("ab") as log:
         return subprocess.Popen(command, stdout=log, stderr=log, cwd=PROJECT_ROOT)
 

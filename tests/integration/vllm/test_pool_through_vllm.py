@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from workers.core.hashing import block_hashes, namespace_digest, root_hash
-from workers.core.messages import ReportCorrupt
+from workers.core.messages import LookupReply, ReportCorrupt, StoredSlot
 from workers.pool.arena import Slab
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600), pytest.mark.xdist_group("vllm")]
@@ -26,6 +26,7 @@ LOADED = "perilune_connector_loaded_blocks_total"
 FAILED = "perilune_connector_load_failed_blocks_total"
 CORRUPT = "perilune_connector_load_corrupt_blocks_total"
 STORED = "perilune_connector_stored_blocks_total"
+PROMOTED = "perilune_connector_promoted_blocks_total"
 
 
 def usable(num_tokens):
@@ -170,6 +171,23 @@ class TestHits:
         assert texts == alone
 
 
+class TestTiers:
+    def test_b24_what_went_to_ssd_comes_back_and_the_text_is_the_same(self, cluster):
+        tokens = cluster.tokens(8 * BLOCK + 6)
+        expected = cluster.ask(tokens).text
+        demote(cluster, tokens)
+        cluster.prefill.empty_device_cache()
+        cluster.decode.empty_device_cache()
+        before = cluster.prefill.metrics()
+        reads = ssd_of(cluster).read_blocks_total
+        answer = cluster.ask(tokens)
+        assert answer.prefill["pool_hit_tokens"] == 8 * BLOCK
+        assert answer.decode_delta[HITS] == 8 * BLOCK
+        assert answer.text == expected
+        assert ssd_of(cluster).read_blocks_total - reads >= 8
+        assert cluster.prefill.metrics()[PROMOTED] - before[PROMOTED] == 8
+
+
 class TestFaults:
     def test_i1_a_corrupted_slot_never_changes_the_text(self, cluster):
         tokens = cluster.tokens(7 * BLOCK + 9)
@@ -301,6 +319,43 @@ class TestFaults:
         cluster.wait_stats(
             lambda s: "p1" not in {w for n in s.namespaces for w in n.workers}, "p1's connection"
         )
+
+
+def ssd_of(cluster):
+    return next(tier for tier in cluster.stats().tiers if tier.tier == "ssd")
+
+
+def demote(cluster, tokens):
+    """Another worker's blocks push this prompt's out of memory, no faster than the disk writes."""
+    namespace, keys = namespace_of(cluster), keys_of(cluster, tokens)
+    client = cluster.worker_client()
+    welcome = client.connect()
+    size = cluster.stats().block_bytes
+    deadline = time.monotonic() + 120
+    try:
+        with Slab.attach(welcome.slab_path, welcome.slot_bytes, welcome.header_bytes) as slab:
+            while (found := client.lookup(namespace, keys)) != LookupReply(0, 0, len(keys)):
+                assert time.monotonic() < deadline, found
+                client.hint(namespace, keys, "over")  # the first to go
+                fillers = [os.urandom(16) for _ in range(8)]
+                given = client.prepare_store("store:by-hand", namespace, b"", fillers)
+                stored = [
+                    StoredSlot(
+                        ref.slot,
+                        ref.generation,
+                        slab.write_block(ref.slot, ref.generation, key, bytes(size)),
+                    )
+                    for key, ref in zip(fillers, given.slots, strict=True)
+                    if ref is not None
+                ]
+                client.complete_store("store:by-hand", stored)
+                client.release("store:by-hand")
+                written = -1
+                while written != (now := ssd_of(cluster).written_blocks_total):
+                    written = now
+                    time.sleep(0.02)
+    finally:
+        client.close()
 
 
 def is_alive(pid):

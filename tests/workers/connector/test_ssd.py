@@ -40,6 +40,7 @@ def demote(agent, engine):
         assert time.monotonic() < deadline, found
         if found.num_held + found.num_on_disk < 5:
             engine.run(TOKENS, f"again{number}")
+        agent.client.hint(namespace, keys, "over")  # the first to go
         engine.run(list(range(BLOCK * 8)), f"fill{number}", cache_salt=f"fill{number}")
         settle(agent)
 
