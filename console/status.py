@@ -26,7 +26,8 @@ def collect(home: Home) -> dict[str, Any]:
     """One JSON object. Memory is resident, without shared memory: the agent's slab is beside it.
 
     Keys: `cluster`, `state` (ready, starting, stopping, down, unknown), `data`, `model`, `engine`,
-    `emulated`, `uptime_seconds`, `urls`, `control_plane` (its /health, or null), `supervisor`,
+    `emulated`, `uptime_seconds`, `urls`, `control_plane` (its /health, or null), `pool` (its report
+    of tiers, tenants and eviction, or null), `supervisor`,
     `slab_paths`, and `components`, each with `name`, `kind`, `pid`, `state`, `rss_bytes`,
     `restarts`, `age_seconds`, `url`, `log_file`, `last_error`; `consoles` are the terminal consoles
     open on this machine (`pid`, `rss_bytes`). Unknown is null.
@@ -44,7 +45,8 @@ def collect(home: Home) -> dict[str, Any]:
         "emulated": state.engine == "emulated",
         "uptime_seconds": round(now - state.started_at, 1),
         "urls": {"control_plane": state.control_plane_url, "gateway": state.gateway_url},
-        "control_plane": _health(state.control_plane_url),
+        "control_plane": _get(f"{state.control_plane_url}/health"),
+        "pool": _get(f"{state.control_plane_url}/api/v1/cache/pool"),
         # The supervisor may share its session with a shell: its own memory only.
         "supervisor": {"pid": state.pid, "rss_bytes": own_memory_bytes(state.pid)},
         "slab_paths": state.slab_paths,
@@ -79,7 +81,24 @@ def render(status: dict[str, Any]) -> str:
     title = f"{status['cluster']}: {status['state']}, model {status['model']}{emulated}"
     rows = [COLUMNS, *map(_row, status["components"])]
     widths = [max(len(row[place]) for row in rows) for place in range(len(COLUMNS))]
-    return "\n".join([title, *(_padded(row, widths) for row in rows)])
+    lines = [title, *(_padded(row, widths) for row in rows)]
+    nodes = (status.get("pool") or {}).get("nodes", [])
+    return "\n".join([*lines, *map(_pool_line, nodes)])
+
+
+def _pool_line(node: dict[str, Any]) -> str:
+    """`pool n1: dram 15.5/16 MiB ok, ssd 0.6/1.95 TiB ok; policy decay r17; write queue 0 / 500`."""
+    tiers = [
+        f"{tier['tier']} {numbers.used_of(tier['used_bytes'], tier['capacity_bytes'])} {tier['state']}"
+        for tier in node["tiers"]
+    ] or [f"dram {numbers.used_of(node['used_bytes'], node['capacity_bytes'])}"]
+    policy = node["eviction"]["policy"] or numbers.UNKNOWN
+    revision = node["eviction"]["policy_revision"]
+    acts = f" r{revision}" if revision else ""
+    queue = (
+        f"{numbers.count(node['write_queue_blocks'])} / {numbers.count(node['write_queue_bound'])}"
+    )
+    return f"pool {node['node']}: {', '.join(tiers)}; policy {policy}{acts}; write queue {queue}"
 
 
 def _row(each: dict[str, Any]) -> tuple[str, ...]:
@@ -131,12 +150,12 @@ def _is_console(command: list[str]) -> bool:
     return False
 
 
-def _health(url: str) -> dict[str, Any] | None:
+def _get(url: str) -> dict[str, Any] | None:
     import httpx2  # noqa: PLC0415 - not needed where nothing runs
 
     try:
-        reply = httpx2.get(f"{url}/health", timeout=HTTP_TIMEOUT_SECONDS, trust_env=False)
-        content: dict[str, Any] = reply.json()
+        reply = httpx2.get(url, timeout=HTTP_TIMEOUT_SECONDS, trust_env=False)
+        content: dict[str, Any] | None = reply.json() if reply.status_code == 200 else None
     except (httpx2.HTTPError, OSError, ValueError):
         return None
     return content

@@ -32,7 +32,7 @@ def plot_lines(curve: Curve, width: int, height: int) -> list[Line]:
         text = f"{point.label} now" if point.is_now else point.label
         marks[place * step + 1 : place * step + 1 + len(text)] = text
     lines.append(line(toned(f"{'':>{LABELS}} {''.join(marks).rstrip()}", "muted")))
-    legend = f" {POINT} predicted   {MEASURED} measured {curve.measured_text}   x: capacity, y: % of blocks looked up"
+    legend = f" {POINT} predicted   {MEASURED} measured {curve.measured_text}   x: capacity, y: % of what the pool is asked for"
     return [*lines, line(toned(legend[: width - 1], "muted"))]
 
 

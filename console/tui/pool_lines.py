@@ -65,7 +65,9 @@ def curve_lines(context: Context, width: int, room: int) -> list[Line]:
     report = context.snapshot.pool
     found = curve.curve(report)
     title = line(
-        toned(" what if the pool were larger or smaller: hit rate of blocks looked up", "strong")
+        toned(
+            " what if the pool were larger or smaller: hit rate of what it is asked for", "strong"
+        )
     )
     if found.empty:
         measured = line(f" measured now: {found.measured_text}")

@@ -69,7 +69,9 @@ def purge_group(group: PoolGroup, report: PoolReport) -> Act:
     ]  # fmt: skip
     if report.measured_hit_rate is not None:
         rate = numbers.percent(report.measured_hit_rate)
-        lines.insert(1, Text(f"ok    of all blocks looked up now {rate} are found; that will fall"))
+        lines.insert(
+            1, Text(f"ok    the pool finds {rate} of what it is asked for; that will fall")
+        )
     title = f"PURGE {group.kind} {group_name(group)}"
     body = CachePurge.model_validate({**where, "confirm": confirm})
     return Act("purge", title, f"Purge {name}", tuple(lines), typed=name, body=body)

@@ -50,7 +50,7 @@ def curve(report: PoolReport | None) -> Curve:
     measured = numbers.known(report.measured_hit_rate)
     text = numbers.percent(measured)
     if measured is None:
-        text = numbers.NO_TRAFFIC if report.looked_up_blocks == 0 else numbers.UNKNOWN
+        text = numbers.NO_TRAFFIC if report.asked_tokens == 0 else numbers.UNKNOWN
     now = next((p.hit_rate for p in report.curve if p.capacity_factor == NOW_FACTOR), None)
     points = tuple(
         CurvePoint(

@@ -63,13 +63,13 @@ def _policy(report: PoolReport | None, active: PolicyRevision | None) -> Text:
     name = str(active.spec.get("eviction", UNSAID)) if active else UNSAID
     said = [n.eviction for n in report.nodes if n.eviction.policy] if report else []
     if not said:
-        return cell(f"{name}   {wanted}; no node says what it runs", "muted")
+        return cell(f"{name}, {wanted}; no node says what it runs", "muted")
     behind = [e for e in said if e.policy != name] if active else []
     names = sorted({e.policy or "" for e in said})
     if behind:
         where = ", ".join(e.node for e in behind[:3])
-        return cell(f"{name}   {wanted}, not yet on {where} ({', '.join(names)})", "warn")
-    return cell(f"{', '.join(names)}   {wanted}, in use on {_of(len(said), report)} nodes")
+        return cell(f"{name}, {wanted}; not yet on {where} ({', '.join(names)})", "warn")
+    return cell(f"{', '.join(names)}, {wanted}, in use on {_of(len(said), report)} nodes")
 
 
 def _of(part: int, report: PoolReport | None) -> str:
@@ -81,7 +81,7 @@ def _params(report: PoolReport | None) -> str:
     first = (
         next((n.eviction.params for n in report.nodes if n.eviction.params), {}) if report else {}
     )
-    return "  ".join(f"{name} {value:,g}" for name, value in sorted(first.items()))
+    return ", ".join(f"{name} {value:,g}" for name, value in sorted(first.items()))
 
 
 def queue(report: PoolReport | None) -> Bar:
@@ -95,7 +95,7 @@ def queue(report: PoolReport | None) -> Bar:
         return Bar(UNSAID, None)
     share, worst = max(known, key=lambda pair: pair[0])
     text = f"{numbers.count(worst.write_queue_blocks)} / {numbers.count(worst.write_queue_bound)}"
-    text += f"  {numbers.percent(share)}"
+    text += f", {numbers.percent(share)}"
     if len(known) > 1:
         text += f", fullest of {len(known)}: {worst.node}"
     return Bar(text, min(1.0, share), share > WRITE_QUEUE_ALARM)

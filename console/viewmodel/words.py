@@ -4,9 +4,15 @@ from __future__ import annotations
 
 WORDS = (
     ("hit rate", "prompt tokens served from any tier / prompt tokens requested; local: from this node only"),
-    ("cache", "bytes of blocks in DRAM slabs / their capacity"),
+    ("cache", "bytes of blocks in DRAM slabs / their capacity; SSD is shown apart"),
     ("evictions", "blocks removed by an eviction policy; purges are not counted"),
-    ("write queue", "blocks waiting to be stored / bound"),
+    ("wanted again", "evicted blocks that were asked for again soon after (within 5 min) / evicted blocks"),
+    ("starved", "evictions that found only pinned blocks: then nothing can be stored"),
+    ("lapsing", "bytes kept from eviction by pins whose owner has not renewed its lease"),
+    ("demoted, promoted", "blocks copied from DRAM to SSD, and read back from SSD into DRAM"),
+    ("stale claims", "blocks that the prefix index says a node holds and that it does not / claims checked"),
+    ("what-if", "hit rate of what the pool is asked for, predicted from the keys of requests at other capacities"),
+    ("write queue", "blocks waiting to be stored / bound; alarm at 70 %"),
     ("moved", "KV bytes between nodes, counted at the receiver; shared memory on one node is not moved"),
     ("TTFT", "request read by the gateway until the first token's first byte is sent; streamed requests only"),
     ("TBT", "time between two streamed tokens of one request (inter_token_latency_seconds)"),

@@ -46,7 +46,7 @@ def curve_figure(curve: Curve, palette: Palette) -> dict[str, Any]:
 
 def _words(label: str, capacity: str, rate: str, difference: str) -> str:
     against = "today's capacity" if difference == "now" else f"{difference} against now"
-    return f"{label}, {capacity}: {rate} of blocks looked up, {against}"
+    return f"{label}, {capacity}: {rate} of what the pool is asked for, {against}"
 
 
 def _layout(curve: Curve, ink: dict[str, str], measured: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ async def take_heartbeat(plane: Plane, node_id: str, body: Heartbeat) -> Heartbe
         stats = pool_stats(body.pool_stats, node_id, body.incarnation)
     legs = leg_reports(body.leg_reports)
     _apply(plane, node_id, body, stats)
+    plane.stats.collector.prefill_legs(node_id, legs)
     await _persist(plane, node_id, body, legs)
     policy = plane.policies.active["cache", DEFAULT_SCOPE]
     return HeartbeatReply(

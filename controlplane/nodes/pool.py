@@ -40,8 +40,8 @@ def report(nodes: Sequence[NodeFacts], at: float, window_seconds: float) -> Pool
     """Nodes in the order given; sums only over those that say something."""
     heard = [facts.stats for facts in nodes if facts.stats is not None]
     totals = _total(facts.window for facts in nodes if facts.stats is not None)
-    looked_up = _count(totals, "lookup_blocks")
-    found = totals.counters.get("lookup_hit_blocks", 0.0)
+    asked = _count(totals, "pool_asked_tokens")
+    found = totals.counters.get("pool_hit_tokens", 0.0)
     return PoolReport(
         at=at,
         window_seconds=window_seconds,
@@ -49,8 +49,8 @@ def report(nodes: Sequence[NodeFacts], at: float, window_seconds: float) -> Pool
         groups=groups_of(heard),
         namespaces=_namespaces(heard),
         curve=curve_of([(f.stats, f.window) for f in nodes if f.stats is not None]),
-        measured_hit_rate=min(1.0, found / looked_up) if looked_up else None,
-        looked_up_blocks=looked_up,
+        measured_hit_rate=min(1.0, found / asked) if asked else None,
+        asked_tokens=asked,
         claims_checked=_count(totals, "claims_checked"),
         claims_stale=_count(totals, "claims_stale"),
     )

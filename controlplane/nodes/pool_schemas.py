@@ -115,7 +115,8 @@ class PoolCurvePoint(Schema):
 
 class PoolReport(Schema):
     """GET /api/v1/cache/pool?window=900. `curve` is over all nodes, each weighed by its lookups;
-    `measured_hit_rate`: blocks found / blocks looked up within the window, today."""
+    `measured_hit_rate`, of today: prompt tokens that prefill found in the pool / those that it asked
+    the pool for (not those that its device's cache had), within the window."""
 
     at: float
     window_seconds: float
@@ -125,6 +126,6 @@ class PoolReport(Schema):
     namespaces: list[PoolNamespace] = []
     curve: list[PoolCurvePoint] = []
     measured_hit_rate: float | None = None
-    looked_up_blocks: int | None = None
+    asked_tokens: int | None = None
     claims_checked: int | None = None
     claims_stale: int | None = None

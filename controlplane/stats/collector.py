@@ -10,6 +10,7 @@ from controlplane.stats.bucket import NUM_COUNTS, TRANSFER_HISTOGRAM, Bucket, ne
 from controlplane.stats.counters import CounterTracker, HistogramTracker, Step
 from controlplane.stats.histogram import bucket_of
 from controlplane.stats.pool_values import counters_of, gauges_of
+from workers.core.messages import LegReport
 from workers.core.stats_messages import PoolStats
 
 MAX_SOURCES = 2048
@@ -77,6 +78,15 @@ class Collector:
         step = source.counters.step(epoch, started_at, counters_of(stats), at)
         source.take(step, gauges_of(stats), at)
         self._pair_samples(stats, at)
+
+    def prefill_legs(self, node_id: str, legs: Iterable[LegReport]) -> None:
+        """What prefill asked the pool for, and found there: the device's own hits are not asked."""
+        for leg in legs:
+            if leg.kv_role != "kv_consumer":
+                asked = max(0, leg.prompt_tokens - leg.device_hit_tokens)
+                found = {"pool_asked_tokens": float(asked), "pool_hit_tokens": float(min(asked, leg.pool_hit_tokens))}  # fmt: skip
+                self._add(f"node:{node_id}").count(found)
+                self._add("cluster").count(found)
 
     def claims(self, node_id: str, checked: int, stale: int) -> None:
         """The auditor asked a node for blocks that the index said it holds."""

@@ -22,7 +22,7 @@ QUIET: Final = frozenset({
     "lookup_blocks", "lookup_hit_blocks", "corrupt", "store_refused", "evict_successes",
     "wanted_again", "promoted_blocks", "demoted_blocks", "ssd_read_bytes", "ssd_written_bytes",
     "dram_read_bytes", "dram_written_bytes", "ssd_used_bytes", "ssd_capacity_bytes",
-    "evicted_purge", "claims_checked",
+    "evicted_purge", "claims_checked", "pool_asked_tokens", "pool_hit_tokens",
 })  # fmt: skip
 """Kept and served as series, but not sent with each tick: pages read them when they show them."""
 

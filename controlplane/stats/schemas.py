@@ -11,7 +11,7 @@ Metric = Literal[
     "evicted_capacity", "evicted_quota", "evicted_ssd_capacity", "evicted_corrupt",
     "evicted_failed_write", "evicted_tier_lost", "evicted_purge", "evict_attempts",
     "evict_successes", "starved_by_pins", "wanted_again", "corrupt", "store_refused",
-    "lookup_blocks", "lookup_hit_blocks", "promoted_blocks", "demoted_blocks",
+    "lookup_blocks", "lookup_hit_blocks", "pool_asked_tokens", "pool_hit_tokens", "promoted_blocks", "demoted_blocks",
     "ssd_read_bytes", "ssd_written_bytes", "dram_read_bytes", "dram_written_bytes",
     "ssd_used_bytes", "ssd_capacity_bytes", "claims_checked", "claims_stale",
     "stored_blocks", "loaded_blocks", "load_failed", "used_blocks", "capacity_blocks",

@@ -77,7 +77,7 @@ def make_pool(nodes: int = 12, **changes: object) -> PoolReport:
             for f, r in ((0.25, 0.384), (0.5, 0.507), (1.0, 0.579), (2.0, 0.65), (4.0, 0.674))
         ],
         "measured_hit_rate": 0.581,
-        "looked_up_blocks": 1_000_000,
+        "asked_tokens": 1_000_000,
         "claims_checked": 49_200,
         "claims_stale": 36,
     }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from console import calls
 from console.viewmodel import curve, jobs, pins, pool
@@ -67,11 +68,18 @@ async def _tiers(context: Context, report: PoolReport) -> dict[str, object]:
 async def _tenants(context: Context, report: PoolReport) -> dict[str, object]:
     table = pool.groups(report)
     return {
-        "groups": table,
+        "groups": without(table, "bar"),
         "acts": _group_acts(table),
         "namespaces": pool.namespaces(report),
         "bars": [(row, group) for row, group in zip(table.rows, report.groups, strict=True) if group.fullest is not None],
     }  # fmt: skip
+
+
+def without(table: Table, key: str) -> Table:
+    """A page draws bars of its own beside the table."""
+    at = next(place for place, column in enumerate(table.columns) if column.key == key)
+    rows = tuple(replace(row, cells=row.cells[:at] + row.cells[at + 1 :]) for row in table.rows)
+    return replace(table, columns=table.columns[:at] + table.columns[at + 1 :], rows=rows)
 
 
 def _group_acts(table: Table) -> Acts:

@@ -9,6 +9,7 @@ import random
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from fnmatch import fnmatch
 from types import SimpleNamespace
 from typing import Any
 
@@ -172,8 +173,8 @@ def _add_policies(app: FastAPI, recorded: Recorded) -> None:
 
 def _page(rows: list[Decision], limit: int, cursor: str) -> DecisionList:
     after = int(cursor or 0) + limit
-    more = str(after) if after < len(rows) else None
-    return DecisionList(items=rows[after - limit : after], next_cursor=more, total=len(rows))
+    more = {"next_cursor": str(after)} if after < len(rows) else {}
+    return DecisionList(items=rows[after - limit : after], total=len(rows), **more)
 
 
 def _series(
@@ -184,13 +185,9 @@ def _series(
     found = [
         Series(metric=metric, source=name, values=([None] * num + values)[-num:])
         for (name, metric), values in recorded.series.items()
-        if metric in metrics and any(_matches(name, one) for one in source.split(","))
+        if metric in metrics and any(fnmatch(name, one) for one in source.split(","))
     ]
     return SeriesReply(start=start, step_seconds=step, series=found)
-
-
-def _matches(name: str, wanted: str) -> bool:
-    return name == wanted or (wanted.endswith("*") and name.startswith(wanted[:-1]))
 
 
 async def _ticks(recorded: Recorded) -> AsyncIterator[str]:

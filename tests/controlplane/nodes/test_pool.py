@@ -41,9 +41,9 @@ class TestReport:
         assert (health.attempts, health.wanted_again, health.age_p50_seconds) == (None, None, None)
 
     def test_a_lost_node_has_no_numbers_and_is_in_no_sum(self) -> None:
-        found = report([facts(None, "lost", lookup_blocks=9.0)], 0.0, 900.0)
+        found = report([facts(None, "lost", pool_asked_tokens=9.0)], 0.0, 900.0)
         assert found.nodes[0].state == "lost"
-        assert (found.nodes[0].used_bytes, found.looked_up_blocks) == (None, None)
+        assert (found.nodes[0].used_bytes, found.asked_tokens) == (None, None)
         assert found.measured_hit_rate is None
 
     def test_rates_are_of_the_last_minute(self) -> None:
@@ -55,16 +55,18 @@ class TestReport:
         busy = stats_of("a", whatif=[WhatIfPoint(1.0, 100, 0.8), WhatIfPoint(2.0, 200, 0.9)])
         idle = stats_of("b", whatif=[WhatIfPoint(1.0, 100, 0.2), WhatIfPoint(2.0, 200, None)])
         found = report(
-            [facts(busy, lookup_blocks=899.0, lookup_hit_blocks=450.0), facts(idle, lookup_blocks=99.0)],
+            [facts(busy, lookup_blocks=899.0, pool_asked_tokens=900.0, pool_hit_tokens=450.0), facts(idle, lookup_blocks=99.0, pool_asked_tokens=100.0)],
             0.0, 900.0,
         )  # fmt: skip
         once, twice = found.curve
         assert (once.capacity_bytes, once.hit_rate) == (200 * MIB, pytest.approx(0.74))
         assert twice.hit_rate == pytest.approx(0.9)
-        assert found.measured_hit_rate == pytest.approx(450 / 998)
+        assert found.measured_hit_rate == pytest.approx(0.45)
 
     def test_no_lookups_is_no_hit_rate(self) -> None:
-        assert report([facts(stats_of(), lookup_blocks=0.0)], 0.0, 9.0).measured_hit_rate is None
+        assert (
+            report([facts(stats_of(), pool_asked_tokens=0.0)], 0.0, 9.0).measured_hit_rate is None
+        )
 
 
 class TestGroups:
