@@ -137,7 +137,9 @@ class Database:
         """Commit when the block ends well, roll back when it does not. Waits at most 10 s."""
         async with AsyncExitStack() as stack:
             if self._write_lock is not None:
-                await asyncio.wait_for(self._write_lock.acquire(), WRITE_WAIT_SECONDS)
+                # not wait_for: it loses a cancellation that comes as the lock is had
+                async with asyncio.timeout(WRITE_WAIT_SECONDS):
+                    await self._write_lock.acquire()
                 stack.callback(self._write_lock.release)
             session = AsyncSession(self._writer, expire_on_commit=False, autoflush=False)
             await stack.enter_async_context(session)

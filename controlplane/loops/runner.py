@@ -86,9 +86,11 @@ class Loops:
         return self
 
     async def __aexit__(self, *_error: object) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        pending = set(self._tasks)
+        while pending:  # more than once: a cancellation can be lost where a wait ends just then
+            for task in pending:
+                task.cancel()
+            _, pending = await asyncio.wait(pending, timeout=1.0)
         await self._jobs.close()
         await self._auditor.close()
         await self._directory.close()

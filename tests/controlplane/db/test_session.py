@@ -101,3 +101,27 @@ def test_a_password_is_not_shown():
     with pytest.raises(ConfigError) as error:
         parse_url("mysql://root:hunter2@h/db")
     assert "hunter2" not in str(error.value)
+
+
+async def test_a_cancellation_that_comes_with_the_lock_is_not_lost(sqlite_url):
+    db = Database(make_url(sqlite_url))
+    try:
+
+        async def write_for_ever():
+            while True:
+                async with db.write():
+                    await asyncio.sleep(0)
+
+        async with db.write():
+            task = asyncio.create_task(write_for_ever())
+            for _ in range(5):
+                await asyncio.sleep(0)
+            assert db._write_lock is not None
+            db._write_lock.release()  # the waiter has it from now on, and has not run yet
+            task.cancel()
+            await db._write_lock.acquire()
+        done, _ = await asyncio.wait([task], timeout=20)
+        assert done, "it runs on"
+        assert task.cancelled()
+    finally:
+        await db.close()
