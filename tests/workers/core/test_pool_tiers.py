@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from workers.core.blocks import BlockState
-from workers.core.disk_shares import default_cap, fair_shares, floor_bytes
 from workers.core.hashing import block_hashes
 from workers.core.ids import BlockHash, OwnerId
 from workers.core.messages import BlocksMoved, BlocksRemoved, BlocksStored, StoredSlot
@@ -489,13 +488,3 @@ def test_b43_refused_blocks_are_told_and_can_be_stored_without_a_hole() -> None:
     assert bench.store(A[3:8], parent=A[2]) == 3
     assert bench.store(A[:8]) == 2
     assert bench.tiers(A[:8]) == "d" * 8
-
-
-def test_disk_shares_are_fair_and_leave_a_floor() -> None:
-    assert default_cap(1000) == 100
-    assert floor_bytes(1 << 40) == 1 << 30
-    assert floor_bytes(1000) == 50
-    assert fair_shares(90, [100, 100, 100]) == [30, 30, 30]
-    assert fair_shares(90, [10, 100, 100]) == [10, 40, 40]
-    assert fair_shares(1000, [10, 20]) == [10, 20]
-    assert fair_shares(-5, [10, 20]) == [0, 0]
