@@ -34,7 +34,7 @@ from workers.process import die_with_parent
 
 BLOCK = 32
 VOCABULARY = 49_000
-START_SECONDS = 400.0
+START_SECONDS = 900.0
 ANSWER_SECONDS = 100.0
 SLAB_BYTES = 640 << 20
 SSD_BYTES = 2 << 30

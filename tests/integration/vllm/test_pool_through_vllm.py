@@ -17,7 +17,7 @@ from workers.core.hashing import block_hashes, namespace_digest, root_hash
 from workers.core.messages import LookupReply, ReportCorrupt, StoredSlot
 from workers.pool.arena import Slab
 
-pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600), pytest.mark.xdist_group("vllm")]
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(1200), pytest.mark.xdist_group("vllm")]
 
 BLOCK = 32
 HITS = "vllm:external_prefix_cache_hits_total"

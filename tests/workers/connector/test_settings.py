@@ -50,6 +50,9 @@ class TestSettings:
             ("worker_id", "", "it is empty"),
             ("load_timeout_seconds", 0, "above 0"),
             ("store_queue_blocks", -1, "above 0"),
+            ("promote_timeout_seconds", 0, "above 0"),
+            ("store_step_seconds", 0.0, "above 0"),
+            ("store_backlog_bytes", (1 << 30) + 1, "at most 1073741824 bytes"),
         ],
     )
     def test_wrong(self, name, value, problem):
