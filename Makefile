@@ -14,7 +14,7 @@ TEST_ARGS ?=
 SOAK_SECONDS ?= 3600
 bin := .venv/bin
 
-.PHONY: help env up down test fast check fmt soak peers
+.PHONY: help env up down test fast rdma check fmt soak peers
 help: ## this list
 	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## /\1\t/' | expand -t 8
 
@@ -35,6 +35,10 @@ test: env ## everything: system packages, checks, model, tests (30 minutes at mo
 
 fast: env ## tests that need no engine, browser or terminal
 	@$(bin)/pytest -q -n 2 --dist loadgroup -m "not (vllm or chromium or tmux or heavy or soak)" $(TEST_ARGS)
+
+rdma: env ## RDMA tests in a VM with Soft-RoCE (part of `make test`)
+	@scripts/test-deps
+	@$(bin)/pytest -q -m rdma $(TEST_ARGS)
 
 check: env ## format, lint, types, import contracts
 	@scripts/check

@@ -139,7 +139,7 @@ def bench_pool(
 
 def bench_transfer(
     as_json: JsonOption = False,
-    transport: Annotated[str, typer.Option(help="tcp or shm.")] = "tcp",
+    transport: Annotated[str, typer.Option(help="tcp, shm or rdma.")] = "tcp",
     runs: Annotated[int, typer.Option(min=1, max=99, help="Alternating; medians count.")] = 7,
     peer: Annotated[
         bool | None, typer.Option("--peer/--no-peer", help="By default where it is installed.")
@@ -147,6 +147,7 @@ def bench_transfer(
 ) -> None:
     """Read blocks of 64 KiB, 1 MiB and 16 MiB from another node's slab, beside Mooncake Store.
 
+    rdma: up to 4 MiB, beside perftest; in a VM with Soft-RoCE where there is no device here.
     Exits 3 when the peer is asked for and not installed (make peers).
     """
     from workers.bench.transfer import TRANSPORTS, run_transfer_bench  # noqa: PLC0415 - heavy
@@ -155,8 +156,11 @@ def bench_transfer(
         PeerMissingError,
     )
 
+    if transport == "rdma":
+        _show(_rdma_bench(runs), as_json=as_json)
+        return
     if transport not in TRANSPORTS:
-        raise typer.BadParameter(f"{transport!r}: take one of {', '.join(TRANSPORTS)}")
+        raise typer.BadParameter(f"{transport!r}: take one of {', '.join(TRANSPORTS)}, rdma")
     try:
         result = run_transfer_bench(transport, runs, peer=peer)
     except PeerMissingError as error:
@@ -166,6 +170,17 @@ def bench_transfer(
         typer.echo(f"{error}. Try again on a quieter machine, or with --no-peer.", err=True)
         raise typer.Exit(1) from None
     _show(result, as_json=as_json)
+
+
+def _rdma_bench(runs: int) -> dict[str, Any]:
+    from workers.bench.transfer_rdma import run_rdma_bench  # noqa: PLC0415 - heavy
+    from workers.core.errors import ConfigError  # noqa: PLC0415 - heavy
+
+    try:
+        return run_rdma_bench(runs)
+    except ConfigError as error:
+        typer.echo(str(error), err=True)
+        raise typer.Exit(EXIT_NO_PEER) from None
 
 
 def _show(result: dict[str, Any], *, as_json: bool) -> None:

@@ -5,23 +5,29 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from struct import Struct
 from time import perf_counter
 from typing import Final
 
 from workers.core.errors import ProtocolError
 from workers.core.rdma_choice import pick_rail
 from workers.core.transfer_types import Cause, Completion, Direction, Op
-from workers.core.transfer_verify import Found, Wanted, in_bounds, judge_source
-from workers.pool.arena import Slab, checksum_of
+from workers.core.transfer_verify import Found, Wanted, judge_source
+from workers.pool.arena import MAGIC, checksum_of
 from workers.transfer import tcp_wire as wire
 from workers.transfer.base import Report, SlotMemory
 from workers.transfer.rdma import control
 from workers.transfer.rdma.control import Mailbox, Sent
 from workers.transfer.rdma.port import Scratch
 from workers.transfer.rdma.rail import Marker, Rail, Segment, Token
+from workers.transfer.rdma.send_queue import CHAIN
 from workers.transfer.rdma.setup import PeerMemory
 from workers.transfer.rdma.status import Meaning
 
+SLOT_HEADER: Final = Struct("<8sQQQ16s")
+"""A slot's header as `Slab` writes it: magic, generation, length, checksum, key."""
+_MAGIC: Final = Struct("<8s")
+_NO_MAGIC: Final = bytes(8)
 HEADERS: Final = 1024
 """Slots for headers that are read: whole blocks in flight at most."""
 
@@ -59,8 +65,15 @@ class Flights:
         self._flying: dict[int, Flight] = {}
         self._backlog: deque[Token] = deque()
         self._free_headers = deque(range(HEADERS))
-        self._headers = Slab(scratch.memory, memory.slab.header_bytes, memory.slab.header_bytes)
+        self._header_bytes = memory.slab.header_bytes
+        self._header_view = scratch.view
         self._headers_address = scratch.address
+        facts = peer.facts
+        self._local_base = memory.address + self._header_bytes
+        self._remote_base = peer.base + facts.header_bytes
+        self._remote_payload = facts.slot_bytes - facts.header_bytes
+        smallest = min(rail.queue.slots for rail in rails)
+        self._max_segments = smallest // 2
         lkey = scratch.register(rails[0].port)
         offset = HEADERS * memory.slab.header_bytes
         self._mailbox = Mailbox(rails[0].pair, rails[0].queue, scratch, lkey, offset)
@@ -104,12 +117,7 @@ class Flights:
                 self._unanswered += 1
         self._mailbox.pump()
         for rail in self._rails:
-            left = rail.flush()
-            for token in left:  # of several rails: each keeps its order, which is all that counts
-                if isinstance(token, Sent):
-                    self._mailbox.restage(token)
-                else:
-                    self._backlog.append(token)
+            self._flush_rail(rail)
 
     def cancel(self, op_ids: Sequence[int]) -> None:
         """What the device has is let land, which takes no longer; what has not begun is dropped."""
@@ -128,33 +136,40 @@ class Flights:
 
     def _judge(self, op: Op) -> Cause | None:
         """Beyond the peer's memory its device would break the connection: look before."""
-        piece, memory, facts = op.piece, self._memory, self._peer.facts
-        local, remote = _wanted(op, local=True), _wanted(op, local=False)
-        payload = facts.slot_bytes - facts.header_bytes
-        if not in_bounds(local, memory.num_slots, memory.payload_bytes):
-            return Cause.BOUNDS
-        if not in_bounds(remote, facts.num_slots, payload):
+        piece, memory = op.piece, self._memory
+        if not (
+            0 <= piece.local_slot < memory.num_slots
+            and 0 <= piece.remote_slot < self._peer.facts.num_slots
+            and op.offset >= 0
+            and op.length > 0
+            and op.offset + op.length <= piece.block_length
+            and piece.block_length <= min(memory.payload_bytes, self._remote_payload)
+        ):
             return Cause.BOUNDS
         if op.direction is Direction.PULL:
             return None
         if not self._peer.remote_write:
             return Cause.REFUSED
-        return judge_source(local, memory.found(piece.local_slot))
+        return judge_source(_wanted(op, local=True), memory.found(piece.local_slot))
 
     def _start_pull(self, op: Op) -> bool:
+        whole = op.length == op.piece.block_length
+        if whole and not self._free_headers:
+            return False
+        if not whole and not self._may_ask():
+            return False
         segments = self._cut(op)
-        if self._room() < len(segments) or (op.whole and not self._free_headers):
+        if self._room() < len(segments):
             return False
         flight = Flight(op, len(segments))
-        if op.whole:
-            flight.header = self._free_headers.popleft()
-            self._headers.begin_write(flight.header)
-            size = self._memory.slab.header_bytes
-            segments[0] = segments[0]._replace(
-                header=self._headers_address + flight.header * size, header_bytes=size
-            )
-        elif not self._may_ask():
-            return False
+        if whole:
+            flight.header = number = self._free_headers.popleft()
+            at, first = number * self._header_bytes, segments[0]
+            _MAGIC.pack_into(self._header_view, at, _NO_MAGIC)
+            segments[0] = Segment(
+                first.op_id, first.local, first.remote, first.length, False,
+                self._headers_address + at, self._header_bytes,
+            )  # fmt: skip
         else:
             flight.left += 1
             self._asks[control.SUM].append(_read_entry(op))
@@ -176,36 +191,58 @@ class Flights:
         return waiting < control.MAX_ENTRIES * max(1, control.SLOTS - self._unanswered)
 
     def _cut(self, op: Op) -> list[Segment]:
-        memory, facts = self._memory, self._peer.facts
-        remote = self._peer.base + op.piece.remote_slot * facts.slot_bytes + facts.header_bytes
-        local = memory.address + op.piece.local_slot * memory.slab.slot_bytes
-        local += memory.slab.header_bytes
+        piece, length = op.piece, op.length
+        local = self._local_base + piece.local_slot * self._memory.slab.slot_bytes + op.offset
+        remote = self._remote_base + piece.remote_slot * self._peer.facts.slot_bytes + op.offset
         write = op.direction is Direction.PUSH
-        smallest = min(rail.queue.slots for rail in self._rails)
-        size = max(self._segment_bytes, -(-op.length // (smallest // 2)))
+        size = self._segment_bytes
+        if length <= size:
+            return [Segment(op.id, local, remote, length, write)]
+        size = max(size, -(-length // self._max_segments))
         return [
-            Segment(op.id, local + at, remote + at, min(size, op.offset + op.length - at), write)
-            for at in range(op.offset, op.offset + op.length, size)
+            Segment(op.id, local + at, remote + at, min(size, length - at), write)
+            for at in range(0, length, size)
         ]
 
     def _room(self) -> int:
+        """A slot of each rail is left for messages."""
+        if len(self._rails) == 1:
+            return self._rails[0].queue.room - 1
         return sum(max(0, rail.queue.room - 1) for rail in self._rails)
 
     def _drain(self) -> None:
-        """Stage what waits, on the rail that will be free first. A slot of each is left for
-        messages."""
-        rails = self._rails
-        while self._backlog:
-            room = [max(0, rail.queue.room - 1) for rail in rails]
-            index = 0
-            if len(rails) > 1 or not room[0]:
-                load = [rail.queue.outstanding_bytes for rail in rails]
-                index = pick_rail(load, [rail.port.port.gbps for rail in rails], room)
-            if index < 0:
+        """Stage what waits, each on the rail that will be free first, and let the device begin
+        with a chain as soon as it is long enough."""
+        backlog = self._backlog
+        while backlog:
+            rail = self._pick()
+            if rail is None:
                 return
-            token = self._backlog.popleft()
+            token = backlog.popleft()
+            if type(token) is Segment:
+                rail.stage(token)
+                if rail.queue.staged >= CHAIN and not self._flush_rail(rail):
+                    return
+
+    def _pick(self) -> Rail | None:
+        rails = self._rails
+        if len(rails) == 1:
+            return rails[0] if rails[0].queue.room > 1 else None
+        room = [max(0, rail.queue.room - 1) for rail in rails]
+        load = [rail.queue.outstanding_bytes for rail in rails]
+        index = pick_rail(load, [rail.port.port.gbps for rail in rails], room)
+        return rails[index] if index >= 0 else None
+
+    def _flush_rail(self, rail: Rail) -> bool:
+        """What the device did not take is put before all that waits, in its order. False: some."""
+        left = rail.flush()
+        for token in reversed(left):
             if isinstance(token, Segment):
-                rails[index].stage(token)
+                self._backlog.appendleft(token)
+        for token in left:
+            if isinstance(token, Sent):
+                self._mailbox.restage(token)
+        return not left
 
     # --- in ---------------------------------------------------------------------------------
 
@@ -252,14 +289,15 @@ class Flights:
                 return Completion(op.id, flight.answer.cause)
             checksum, expected = flight.answer.checksum, flight.answer.range_checksum
         else:
-            header = self._headers.read_header(flight.header)
-            found = None
-            if header is not None:
-                found = Found(header.generation, header.key, header.length, header.checksum)
-            cause = judge_source(_wanted(op, local=False), found)
-            if cause is not None or found is None:
-                return Completion(op.id, cause)
-            checksum = expected = found.checksum
+            piece, at = op.piece, flight.header * self._header_bytes
+            magic, generation, length, checksum, key = SLOT_HEADER.unpack_from(
+                self._header_view, at
+            )
+            if magic != MAGIC or (generation, key) != (piece.remote_generation, piece.key):
+                return Completion(op.id, Cause.STALE)
+            if length != piece.block_length:
+                return Completion(op.id, Cause.BOUNDS)
+            expected = checksum
         started = perf_counter()
         digest = checksum_of(self._memory.range(op.piece.local_slot, op.offset, op.length))
         cause = None if digest == expected else Cause.CORRUPT

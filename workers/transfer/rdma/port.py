@@ -23,7 +23,7 @@ from workers.core.rdma_choice import (
 )
 from workers.transfer.base import SlotMemory
 from workers.transfer.rdma.devices import PortFacts, local_addresses
-from workers.transfer.rdma.queue_pair import QueuePair
+from workers.transfer.rdma.queue_pair import QueuePair, as_os_error
 from workers.transfer.rdma.settings import RdmaSettings
 from workers.transfer.rdma.verbs import Verbs, close_once
 
@@ -144,7 +144,7 @@ class OpenPort:
                 return QueuePair(self, wanted, remote_read=remote_read, remote_write=remote_write)
             except self.verbs.error as error:
                 if inline == tries[-1]:
-                    raise OSError(getattr(error, "error_code", 0), str(error)) from error
+                    raise as_os_error(error) from error
         raise AssertionError("unreachable: the last try returns or raises")
 
     def count(self, change: int) -> None:
@@ -176,7 +176,10 @@ class Scratch:
         if region is None:
             verbs = port.verbs
             access = verbs.constant("IBV_ACCESS_LOCAL_WRITE")
-            region = verbs.mr.MR(port.pd, len(self.memory), access, address=self.address)
+            try:
+                region = verbs.mr.MR(port.pd, len(self.memory), access, address=self.address)
+            except verbs.error as error:
+                raise as_os_error(error) from error
             self._regions[id(port)] = region
         return int(region.lkey)
 

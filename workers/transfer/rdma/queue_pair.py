@@ -70,7 +70,6 @@ class QueuePair:
             | (verbs.constant("IBV_ACCESS_REMOTE_READ") if remote_read else 0)
             | (verbs.constant("IBV_ACCESS_REMOTE_WRITE") if remote_write else 0)
         )
-        self.rnr_waits = 0
         try:
             self._make()
         except BaseException:
@@ -129,13 +128,13 @@ class QueuePair:
         attributes.timeout = ACK_TIMEOUT
         attributes.retry_cnt = RETRIES
         attributes.rnr_retry = RNR_RETRIES
-        route = verbs.addr.GlobalRoute(
-            dgid=verbs.addr.GID(peer.gid), sgid_index=self._port.gid.index, hop_limit=HOP_LIMIT
-        )
-        attributes.ah_attr = verbs.addr.AHAttr(
-            port_num=self._port.number, is_global=1, gr=route, dlid=peer.lid
-        )
         try:
+            route = verbs.addr.GlobalRoute(
+                dgid=verbs.addr.GID(peer.gid), sgid_index=self._port.gid.index, hop_limit=HOP_LIMIT
+            )
+            attributes.ah_attr = verbs.addr.AHAttr(
+                port_num=self._port.number, is_global=1, gr=route, dlid=peer.lid
+            )
             self._qp.to_rts(attributes)
         except verbs.error as error:
             raise as_os_error(error) from error
@@ -164,7 +163,10 @@ class QueuePair:
     def poll(self) -> list[Done]:
         """Up to `POLL_BATCH` completions."""
         self._check()
-        count, found = self._cq.poll(POLL_BATCH)
+        try:
+            count, found = self._cq.poll(POLL_BATCH)
+        except self._verbs.error as error:
+            raise as_os_error(error) from error
         if not count:
             return []
         return [Done(int(wc.wr_id), int(wc.status), int(wc.byte_len)) for wc in found]
@@ -172,7 +174,10 @@ class QueuePair:
     def arm(self) -> None:
         """Ask for one event at the next completion. Poll once more after it."""
         self._check()
-        self._cq.req_notify()
+        try:
+            self._cq.req_notify()
+        except self._verbs.error as error:
+            raise as_os_error(error) from error
 
     def take_events(self) -> int:
         """Acknowledge what made `descriptor` readable."""
@@ -189,10 +194,10 @@ class QueuePair:
     def fail(self) -> None:
         """Into ERR: what is posted comes back flushed, and nothing more goes out."""
         self._check()
-        attributes = self._verbs.qp.QPAttr(
-            qp_state=self._verbs.constant("IBV_QPS_ERR"), cur_qp_state=self._state()
-        )
         with contextlib.suppress(self._verbs.error):
+            attributes = self._verbs.qp.QPAttr(
+                qp_state=self._verbs.constant("IBV_QPS_ERR"), cur_qp_state=self._state()
+            )
             self._qp.modify(attributes, self._verbs.constant("IBV_QP_STATE"))
 
     @property

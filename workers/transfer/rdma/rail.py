@@ -121,15 +121,16 @@ class Rail:
         self.armed = False
 
     def _count(self, done: list[Token], failure: Meaning | None) -> None:
-        counters = self.port.counters
+        read = written = 0
         for token in done:
-            if not isinstance(token, Segment):
-                continue
-            self.moved_bytes += token.length
-            if token.write:
-                counters.written_bytes += token.length
-            else:
-                counters.read_bytes += token.length
-            if self.off_rail:
-                counters.off_rail_bytes += token.length
+            if type(token) is Segment:
+                if token.write:
+                    written += token.length
+                else:
+                    read += token.length
+        counters = self.port.counters
+        self.moved_bytes += read + written
+        counters.read_bytes += read
+        counters.written_bytes += written
+        counters.off_rail_bytes += (read + written) * self.off_rail
         counters.errors += failure is not None

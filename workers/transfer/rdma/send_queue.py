@@ -98,24 +98,28 @@ class SendQueue(Generic[Token]):
         flags: int = 0,
     ) -> None:
         """Write the next request of the chain. The caller has looked at `room`."""
-        assert len(buffers) <= self._segments
-        size = sum(buffer.length for buffer in buffers)
+        num_buffers = len(buffers)
+        assert num_buffers <= self._segments
+        size = 0
+        for _, length, _ in buffers:
+            size += length
         self._since_signal += 1
         self._bytes_since_signal += size
         if self._since_signal >= CHAIN or self._bytes_since_signal >= SIGNAL_BYTES:
             flags |= SIGNALED
             self._since_signal = self._bytes_since_signal = 0
-        at = self._offset(self._next_id)
-        if self.staged:
-            previous = self._offset(self._next_id - 1)
-            _NEXT.pack_into(self._memory, previous + _NEXT_AT, self._base + at)
+        wr_id, memory, base = self._next_id, self._memory, self._base
+        at = (wr_id % self.slots) * self._stride
+        if wr_id != self._posted_id:
+            previous = self._offset(wr_id - 1)
+            _NEXT.pack_into(memory, previous + _NEXT_AT, base + at)
         where = at + WR_BYTES
         WR.pack_into(
-            self._memory, at, self._next_id, 0, self._base + where if buffers else 0,
-            len(buffers), opcode, flags, 0, remote, rkey,
+            memory, at, wr_id, 0, base + where if num_buffers else 0,
+            num_buffers, opcode, flags, 0, remote, rkey,
         )  # fmt: skip
         for buffer in buffers:
-            SGE.pack_into(self._memory, where, *buffer)
+            SGE.pack_into(memory, where, *buffer)
             where += SGE.size
         self._entries.append((token, size))
         self.outstanding_bytes += size

@@ -120,7 +120,7 @@ class RdmaServer:
         connection = _Connection(self, FramedSocket(sock))
         try:
             connection.run()
-        except (OSError, ProtocolError, EOFError) as error:
+        except (OSError, ProtocolError, EOFError, ValueError) as error:
             _log.debug("RDMA connection of %s ended: %s", connection.peer, error)
         finally:
             connection.close()

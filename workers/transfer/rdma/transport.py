@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import select
 from collections.abc import Callable, Sequence
@@ -10,7 +11,7 @@ from typing import Final
 
 import msgspec
 
-from workers.core.errors import ProtocolError, RefusedError
+from workers.core.errors import ConfigError, ProtocolError, RefusedError
 from workers.core.transfer_handshake import NONCE_BYTES, Initiator, StaleIncarnationError
 from workers.core.transfer_types import Cause, Op
 from workers.transfer.base import (
@@ -160,13 +161,16 @@ class RdmaEndpoint(Endpoint):
     # --- moving -----------------------------------------------------------------------------
 
     def _move(self, now: float) -> None:
+        """Completions first: where a queue pair broke, they know more than the peer's goodbye."""
         ready = {descriptor for descriptor, _ in self._epoll.poll(0)}
+        if self._flights is not None and not self._complete(self._flights, ready, now):
+            return
         assert self._frames is not None
         if self._frames.fileno() in ready:
             self._advance()
-        flights = self._flights
-        if flights is None:
-            return
+
+    def _complete(self, flights: Flights, ready: set[int], now: float) -> bool:
+        """False: the endpoint is down."""
         for rail in self._rails:
             if rail.pair.descriptor in ready:
                 rail.take_events()
@@ -179,8 +183,9 @@ class RdmaEndpoint(Endpoint):
         if flights.failure is not None:
             meaning = flights.failure
             self._fail(meaning.cause, f"{self._where()}: {meaning.name}: {meaning.text}")
-            return
+            return False
         flights.flush()
+        return True
 
     def _arm(self, flights: Flights) -> None:
         """What completed between the last poll and this would not be told of: poll once more."""
@@ -237,10 +242,11 @@ class RdmaEndpoint(Endpoint):
         deadline = monotonic() + FLUSH_SECONDS
         waiting = [rail for rail in self._rails if rail.queue.outstanding]
         while waiting and monotonic() < deadline:
-            for rail in waiting:
-                for done in rail.pair.poll():
-                    if not done.received:
-                        rail.queue.complete(done.wr_id, ok=False)
+            with contextlib.suppress(OSError):
+                for rail in waiting:
+                    for done in rail.pair.poll():
+                        if not done.received:
+                            rail.queue.complete(done.wr_id, ok=False)
             waiting = [rail for rail in waiting if rail.queue.outstanding]
 
     def _guard(self, call: Callable[[], object]) -> None:
@@ -252,7 +258,9 @@ class RdmaEndpoint(Endpoint):
         except RefusedError as error:
             stale = error.code == "incarnation"
             self._fail(Cause.INCARNATION if stale else Cause.REFUSED, f"{error.code}: {error}")
-        except (OSError, EOFError, ProtocolError) as error:
+        except ConfigError as error:  # the peer offers no port that ours could speak to
+            self._fail(Cause.REFUSED, str(error))
+        except (OSError, EOFError, ProtocolError, ValueError) as error:
             self._fail(Cause.CONNECTION, f"{self._where()}: {error}")
 
     def _where(self) -> str:

@@ -37,7 +37,7 @@ class Verbs:
         self.wr = _part("wr")
         self.addr = _part("addr")
         self.enums = _enums()
-        self.error: type[Exception] = _part("pyverbs_error").PyverbsRDMAError
+        self.error: type[Exception] = _part("pyverbs_error").PyverbsError
 
     def constant(self, name: str) -> int:
         return int(getattr(self.enums, name))

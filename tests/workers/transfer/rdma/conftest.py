@@ -121,6 +121,12 @@ def _command() -> str:
     )
 
 
+@pytest.fixture
+def preload(tmp_path: Path) -> Path:
+    """An archive of the modules, for other VMs."""
+    return _preload(tmp_path)
+
+
 def _preload(folder: Path) -> Path:
     listing = subprocess.run(
         [sys.executable, "-c", _LIST_FILES, *MODULES], capture_output=True, text=True, check=True,

@@ -9,11 +9,12 @@ import pytest
 from workers.core.errors import ProtocolError
 from workers.core.transfer_handshake import SlabFacts
 from workers.core.transfer_types import Cause
-from workers.pool.arena import Slab, checksum_of
+from workers.pool.arena import MAGIC, Slab, checksum_of
 from workers.transfer import tcp_wire as wire
 from workers.transfer.base import SlotMemory
 from workers.transfer.push import ReservedSlots
 from workers.transfer.rdma import control
+from workers.transfer.rdma.flights import SLOT_HEADER
 from workers.transfer.rdma.serving import Answers
 
 SLOT, BLOCK = 8192, 8000
@@ -46,6 +47,13 @@ class Holder:
 
     def settle(self, kind: int, op_id: int) -> Cause | None:
         return self.ask(kind, control.OP_ID.pack(op_id))[0].cause
+
+
+def test_headers_are_read_as_slabs_write_them() -> None:
+    holder = Holder()
+    checksum = holder.memory.slab.write_block(2, 7, KEY, DATA)
+    raw = bytes(holder.memory.slab._view)
+    assert SLOT_HEADER.unpack_from(raw, 2 * SLOT) == (MAGIC, 7, BLOCK, checksum, KEY)
 
 
 class TestSums:
