@@ -98,7 +98,8 @@ class Matcher:
             self._promote_early(state, now)
 
     def load_owner(self, state: RequestState) -> OwnerId:
-        return load_owner(self._settings.worker_id, state.info.request_id)
+        info = state.info
+        return load_owner(self._settings.worker_id, info.request_id, info.transfer_id)
 
     # --- lookups ------------------------------------------------------------------------------
 

@@ -20,6 +20,15 @@ def transfer_owner(transfer_id: str) -> OwnerId:
     return OwnerId(f"transfer:{transfer_id}")
 
 
-def load_owner(worker_id: str, request_id: str) -> OwnerId:
+def load_owner(worker_id: str, request_id: str, transfer_id: str = "") -> OwnerId:
     """Owner of the pins that one request's load holds while a worker reads slots."""
-    return OwnerId(f"load:{worker_id}:{request_id}")
+    leg_of = f"#{transfer_id}" if transfer_id else ""
+    return OwnerId(f"load:{worker_id}:{request_id}{leg_of}")
+
+
+def request_of(owner_id: OwnerId) -> str:
+    """What both legs of one request have in common, so that their uses of a block are one."""
+    kind, _, name = owner_id.partition(":")
+    if kind == "transfer":
+        return name
+    return name.rpartition("#")[2] if kind == "load" and "#" in name else owner_id

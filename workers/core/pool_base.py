@@ -16,7 +16,7 @@ from typing import Final
 
 from workers.core.blocks import NO_SLOT, Block, BlockState
 from workers.core.eviction_history import EvictionHistory
-from workers.core.ids import BlockHash, OwnerId
+from workers.core.ids import BlockHash, OwnerId, request_of
 from workers.core.messages import RemovalCause
 from workers.core.owners import Owner, OwnerTable
 from workers.core.policies.base import BlockUse, EvictionPolicy, Victim
@@ -356,4 +356,4 @@ class PoolBase:
 
 
 def _request_of(block: Block) -> str:
-    return "" if block.owner is None else block.owner.id
+    return "" if block.owner is None else request_of(block.owner.id)

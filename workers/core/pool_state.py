@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import Literal
 
 from workers.core.blocks import Block, BlockState
-from workers.core.ids import BlockHash, OwnerId
+from workers.core.ids import BlockHash, OwnerId, request_of
 from workers.core.messages import KvEvent, LookupReply, PreparedStore, SlotRef, StoredSlot
 from workers.core.owners import Load, Owner
 from workers.core.policies.base import EvictionPolicy
@@ -331,9 +331,10 @@ class PoolState(RoomyPool):
         for block in chain:
             self._pin(block, owner)
         keys = [block.key for block in chain]
-        self.policy.accessed(keys, now, owner.id)
+        request = request_of(owner.id)
+        self.policy.accessed(keys, now, request)
         if self.disk.by_slot:
-            self.disk.evictor.accessed(keys, now, owner.id)
+            self.disk.evictor.accessed(keys, now, request)
         self._note_active(chain)
 
     def _note_active(self, chain: Sequence[Block]) -> None:

@@ -39,7 +39,7 @@ def test_asks_once_and_waits_until_they_are_there(planner, pool, add):
     for step in range(5):
         assert planner.match("r1", 0, 40, step * 0.05) is None
     chain = keys(40, "acme")[:4]
-    assert pool.fetches == [("load:w1:r1", chain, "n2", "acme")]
+    assert pool.fetches == [("load:w1:r1#t", chain, "n2", "acme")]
     pool.complete(pool.coming)
     assert planner.match("r1", 0, 40, 0.5) == 32
     assert planner.take_counts()["fetches"] == 1
