@@ -52,9 +52,15 @@ class AsyncAgentClient:
     """For event loops. `call` shares one connection; `subscribe` has one of its own."""
 
     def __init__(
-        self, address: str, hello: Hello, timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS
+        self,
+        address: str,
+        hello: Hello,
+        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+        secret: bytes | None = None,
     ) -> None:
+        """`secret` is the cluster's, for addresses over TCP; by default the data folder's."""
         self.address = address
+        self._secret = secret
         self._hello = hello
         self._timeout = timeout_seconds
         self._lock = asyncio.Lock()
@@ -142,7 +148,7 @@ class AsyncAgentClient:
         while True:
             try:
                 async with asyncio.timeout(self._timeout):
-                    stream = await _Connection.open(self.address, self._hello)
+                    stream = await _Connection.open(self.address, self._hello, self._secret)
             except (OSError, TimeoutError, ProtocolError, asyncio.IncompleteReadError):
                 backoff.failed()
                 await asyncio.sleep(backoff.remaining_seconds)
@@ -186,7 +192,7 @@ class AsyncAgentClient:
 
     async def _exchange(self, body: RequestBody) -> ReplyBody:
         if self._calls is None:
-            self._calls = await _Connection.open(self.address, self._hello)
+            self._calls = await _Connection.open(self.address, self._hello, self._secret)
             self.welcome = self._calls.welcome
             self._backoff.succeeded()
         return await self._calls.exchange(body)
@@ -207,7 +213,7 @@ class _Connection:
         self.welcome: Welcome | None = None
 
     @classmethod
-    async def open(cls, address: str, hello: Hello) -> _Connection:
+    async def open(cls, address: str, hello: Hello, secret: bytes | None = None) -> _Connection:
         """RefusedError where the agent says no."""
         kind, target = parse_address(address)
         if kind == "unix":
@@ -220,7 +226,7 @@ class _Connection:
         try:
             reply = await connection.exchange(hello)
             if isinstance(reply, Challenge):
-                reply = await connection.exchange(answer_challenge(hello, reply, address))
+                reply = await connection.exchange(answer_challenge(hello, reply, address, secret))
         except BaseException:
             writer.close()
             raise

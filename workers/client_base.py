@@ -69,10 +69,12 @@ def with_nonce(hello: Hello) -> Hello:
     return msgspec.structs.replace(hello, nonce=secrets.token_bytes(NONCE_BYTES))
 
 
-def answer_challenge(hello: Hello, said: Challenge, address: str) -> Prove:
-    """RefusedError: this side has no secret, or the agent does not know it."""
+def answer_challenge(
+    hello: Hello, said: Challenge, address: str, secret: bytes | None = None
+) -> Prove:
+    """With `secret`, or the data folder's. RefusedError: there is none, or the agent's is another."""
     folder = default_data_dir()
-    secret = find_secret(folder)
+    secret = secret or find_secret(folder)
     if secret is None:
         raise RefusedError(
             "secret",
@@ -83,7 +85,7 @@ def answer_challenge(hello: Hello, said: Challenge, address: str) -> Prove:
         raise RefusedError(
             "secret",
             f"{address}: node {said.node_id} has another cluster secret ({said.fingerprint}) than "
-            f"{folder} ({fingerprint(secret)}). Copy `{SECRET_FILE}` from one to the other.",
+            f"this side ({fingerprint(secret)}). Copy `{SECRET_FILE}` from one data folder to the other.",
         )
     return Prove(client_proof(secret, hello, said))
 

@@ -12,6 +12,7 @@ import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from itertools import count
 from typing import Final, Protocol
@@ -40,6 +41,7 @@ from workers.core.transfer_types import Piece, Priority, TransferRequest, Transf
 from workers.transfer.engine import TransferEngine
 
 FETCH_SECONDS: Final = 10.0
+STOP_SECONDS: Final = 5.0
 LOCATE_SECONDS: Final = 1.0
 PROMOTE_SECONDS: Final = 2.0
 PROMOTE_POLL_SECONDS: Final = 0.01
@@ -136,6 +138,7 @@ class Fetcher:
         owner = OwnerId(f"fetch:{self._node.node_id}:{number}")
         parent = body.block_hashes[present - 1] if present else b""
         keys = body.block_hashes[present:]
+        # This task ends the owner, whatever happens; no lease does, while bytes are on their way.
         prepared = pool.prepare_store(client, owner, body.namespace, parent, keys, now, body.tenant)
         wanted = [
             _Wanted(key, slot)
@@ -147,6 +150,7 @@ class Fetcher:
             pool.release(owner, now)
             return
         self.counts["fetches"] += 1
+        pool.never_expires(owner)
         job = _Job(body, owner, client, wanted, now + FETCH_SECONDS)
         task = asyncio.get_running_loop().create_task(self._run(pool, engine, job))
         self._tasks.add(task)
@@ -218,23 +222,24 @@ class Fetcher:
     ) -> None:
         size = max(1, BATCH_BYTES // max(1, pool.block_bytes))
         batches = [pieces[start : start + size] for start in range(0, len(pieces), size)]
-        futures = [
-            engine.submit(
-                TransferRequest(
-                    f"{job.owner}.{index}", job.body.holder.node_id, tuple(batch), job.deadline,
-                    Priority(job.body.urgency), incarnation=incarnation,
-                )
+        requests = [
+            TransferRequest(
+                f"{job.owner}.{index}", job.body.holder.node_id, tuple(batch), job.deadline,
+                Priority(job.body.urgency), incarnation=incarnation,
             )
             for index, batch in enumerate(batches)
         ]  # fmt: skip
+        futures: list[Future[TransferResult]] = []
         try:
+            futures.extend(map(engine.submit, requests))
             for batch, future in zip(batches, futures, strict=True):
-                self._landed(pool, batch, await asyncio.wrap_future(future))
-        except asyncio.CancelledError:
-            # Only a result says that nothing writes into the slots any more.
-            for index in range(len(batches)):
-                engine.cancel(f"{job.owner}.{index}")
-            raise
+                self._landed(pool, batch, await asyncio.shield(asyncio.wrap_future(future)))
+        finally:
+            # Only its end says that a transfer writes into no slot any more (I2).
+            left = [future for future in futures if not future.done()]
+            for request in requests if left else ():
+                engine.cancel(request.transfer_id)
+            await asyncio.to_thread(wait, left, STOP_SECONDS)
 
     def _landed(self, pool: PoolState, batch: list[Piece], result: TransferResult) -> None:
         slab = self._transfers.slab
@@ -255,7 +260,9 @@ class Fetcher:
     def _peer(self, holder: HolderRef) -> AsyncAgentClient:
         client = self._peers.get(holder.endpoint)
         if client is None:
-            client = AsyncAgentClient(holder.endpoint, self._hello(), LOCATE_SECONDS)
+            client = AsyncAgentClient(
+                holder.endpoint, self._hello(), LOCATE_SECONDS, self._transfers.secret
+            )
             self._peers[holder.endpoint] = client
             if len(self._peers) > MAX_PEERS:
                 _, oldest = self._peers.popitem(last=False)

@@ -45,6 +45,10 @@ class NodeTransfers:
         return self._settings.secret is not None and bool(self._settings.transports)
 
     @property
+    def secret(self) -> bytes | None:
+        return self._settings.secret
+
+    @property
     def slab(self) -> Slab | None:
         return None if self._memory is None else self._memory.slab
 

@@ -7,6 +7,7 @@ the way to disk and back, `pool_room` eviction; here is what clients ask for.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Literal
@@ -294,6 +295,12 @@ class PoolState(RoomyPool):
             owner.deadline = max(owner.deadline, now + self.limits.lease_seconds)
             owner.renewed = True
         return len(owners)
+
+    def never_expires(self, owner_id: OwnerId) -> None:
+        """For the agent's own doings, which it always ends itself."""
+        owner = self.owners.get(owner_id)
+        if owner is not None:
+            owner.deadline = math.inf
 
     def expire(self, now: float) -> int:
         """End the owners whose lease ran out, with their pins and writes; how many."""
