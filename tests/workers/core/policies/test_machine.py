@@ -35,7 +35,7 @@ class PolicyMachine(RuleBasedStateMachine):
         self.forest = self.forest_type(make_policy(self.name))
 
     def block(self, number: int) -> BlockHash:
-        blocks = list(self.forest.parent)
+        blocks: list[BlockHash] = list(self.forest.parent)
         return blocks[number % len(blocks)]
 
     # --- what happens to blocks -------------------------------------------------------------
