@@ -261,7 +261,7 @@ class TestPrefetch:
             tiers = (await worker.client.stats()).tiers
             return [(tier.tier, tier.state) for tier in tiers[1:]] == [("ssd", "ok")]
 
-        await eventually(has_ssd)
+        await eventually(has_ssd, 60)
         await worker.store(keys)
 
         async def left_memory():
@@ -270,7 +270,7 @@ class TestPrefetch:
             found = await worker.client.lookup(worker.namespace, keys)
             return found.num_on_disk >= 4
 
-        await eventually(left_memory)
+        await eventually(left_memory, 60)
         listed = await cluster.api.get("/cache/chains", key=keys[-1].hex())
         assert listed["items"][0]["blocks_on_disk"] >= 4
         job = await cluster.run("prefetch", key=keys[-1].hex())
