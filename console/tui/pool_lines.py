@@ -60,7 +60,7 @@ def titled(title: str, table: Table, width: int, limit: int) -> list[Line]:
     ]
 
 
-def curve_lines(context: Context, width: int, room: int) -> list[Line]:
+def curve_lines(context: Context, width: int, room: int, *, with_health: bool = True) -> list[Line]:
     """The plot, its verdict, its numbers; where there is room, the health of eviction."""
     report = context.snapshot.pool
     found = curve.curve(report)
@@ -78,4 +78,5 @@ def curve_lines(context: Context, width: int, room: int) -> list[Line]:
     fixed = 2 + len(verdict) + len(numbers)
     lines = [title, *verdict, *plot_lines(found, width, room - fixed), line(""), *numbers]
     health = titled(HEALTH, pool.health(report), width, 12)
-    return [*lines, *health] if len(lines) + len(health) <= room else lines
+    fits = with_health and len(lines) + len(health) <= room
+    return [*lines, *health] if fits else lines

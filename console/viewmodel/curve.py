@@ -9,6 +9,7 @@ from console.viewmodel.table import Column, Row, Table, Text
 from controlplane.nodes.pool_schemas import PoolReport
 
 NOW_FACTOR = 1.0
+FAR_POINTS = 0.05
 FLAT_POINTS = 0.01
 """Doubling the pool that gains less than this is not worth its memory."""
 NOT_YET = "Waiting for the pool's first report."
@@ -64,9 +65,8 @@ def curve(report: PoolReport | None) -> Curve:
         for p in sorted(report.curve, key=lambda p: p.capacity_factor)
     )
     known = [p for p in points if p.rate is not None]
-    return Curve(
-        points, measured, text, _verdict(known, now) if known else "", "" if known else NO_KEYS
-    )
+    verdict = " ".join(part for part in (_verdict(known, now), _below(now, measured)) if part)
+    return Curve(points, measured, text, verdict if known else "", "" if known else NO_KEYS)
 
 
 CURVE_COLUMNS = (
@@ -98,6 +98,14 @@ def _difference(rate: float | None, now: float | None, *, is_now: bool) -> str:
     if is_now:
         return "now"
     return numbers.UNKNOWN if rate is None or now is None else numbers.points(rate - now)
+
+
+def _below(now: float | None, measured: float | None) -> str:
+    """The prediction is of a warm pool without quotas and pins: what is lost to these shows here."""
+    if now is None or measured is None or now - measured < FAR_POINTS:
+        return ""
+    gap = numbers.points(measured - now).lstrip("+-")
+    return f"Measured is {gap} below the prediction: quotas, pins, purges or a cold start."
 
 
 def _verdict(known: list[CurvePoint], now: float | None) -> str:

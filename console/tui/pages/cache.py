@@ -164,7 +164,11 @@ class CachePage(Page):
         wanted = 1 + max(1, len(table.rows))
         left = room - wanted - len(extra) - 1
         if left >= _CURVE_ROWS and context.snapshot.pool is not None and self.view != "pins":
-            extra = [*extra, line(""), *curve_lines(context, context.width, left)]
+            extra = [
+                *extra,
+                line(""),
+                *curve_lines(context, context.width, left, with_health=False),
+            ]
         self._rows.styles.height = max(3, min(wanted, room - len(extra))) if extra else "1fr"
         self._rows.set_table(self.filtered.apply(table), stale=context.stale)
         self._below.show(extra, stale=context.stale)
