@@ -28,7 +28,7 @@ from workers.core.messages import (
     StoredSlot,
 )
 from workers.core.stats_messages import NamespaceSpec
-from workers.core.transfer_messages import Fetch, HolderRef
+from workers.core.transfer_messages import Fetch
 from workers.engines.emulated.worker import (
     ENGINE_BLOCK_TOKENS,
     EngineConfig,
@@ -90,7 +90,7 @@ class AgentPool:
         tokens: list[int],
         salt: str,
         max_blocks: int,
-        holder: HolderRef | None = None,
+        transfer: Transfer,
     ) -> None:
         loop = asyncio.get_running_loop()
         start = loop.time()
@@ -99,7 +99,7 @@ class AgentPool:
         if hashes:
             # What is not in memory when this many seconds have passed is quicker to compute.
             patience = most * self._block_tokens * self._seconds_per_token
-            await self._quietly(lambda: self._load(use, hashes, patience, salt, holder))
+            await self._quietly(lambda: self._load(use, hashes, patience, salt, transfer))
         use.wait_seconds += loop.time() - start
 
     async def store(self, use: PoolUse, tokens: list[int], salt: str, transfer: Transfer) -> int:
@@ -148,9 +148,10 @@ class AgentPool:
         hashes: list[BlockHash],
         patience: float,
         salt: str,
-        holder: HolderRef | None,
+        transfer: Transfer,
     ) -> None:
-        owner = load_owner(self._worker_id, str(next(self._loads)))
+        owner = load_owner(self._worker_id, str(next(self._loads)), transfer.transfer_id)
+        holder = transfer.holder
         try:
             if holder is not None:
                 fetch = Fetch(owner, self._namespace, list(hashes), holder, salt)

@@ -72,10 +72,10 @@ class Pool(Protocol):
         tokens: list[int],
         salt: str,
         max_blocks: int,
-        holder: HolderRef | None = None,
+        transfer: Transfer,
     ) -> None:
-        """Load the held prefix, at most `max_blocks`, fetched from `holder` where this node lacks
-        it; `use` says how much it was."""
+        """Load the held prefix, at most `max_blocks`, fetched from the transfer's holder where this
+        node lacks it; `use` says how much it was."""
 
     async def store(self, use: PoolUse, tokens: list[int], salt: str, transfer: Transfer) -> int:
         """Store the full blocks of `tokens`, pinned for the transfer; how many the pool has."""
@@ -167,7 +167,7 @@ class Worker:
         is_decode_leg = transfer.leg == "decode"
         if self.pool is not None and transfer.leg:
             wanted = transfer.num_blocks if is_decode_leg else len(tokens)
-            await self.pool.load(use, tokens, salt, wanted, transfer.holder)
+            await self.pool.load(use, tokens, salt, wanted, transfer)
         elif is_decode_leg:  # no pool here: believe the blocks to be there
             use.hit_tokens = transfer.num_blocks * self.config.block_tokens
         pool_hits = max(0, min(use.hit_tokens, len(tokens) - 1) - device)
