@@ -24,8 +24,9 @@ MEDIAN_BLOCKS = 112
 SIGMA = 1.06
 MAX_CHAIN_BLOCKS = 2000
 ANSWER_BLOCKS = 5
-RUN_BLOCKS = 16
-"""Blocks that one event of a prefill tells of: what a step of about 1,000 tokens stores."""
+RUN_BLOCKS = 8
+"""Blocks that one event of a prefill tells of: the traces' own unit of 512 tokens, about what one
+prompt gets of a step that several share."""
 
 
 @dataclass(slots=True)

@@ -45,6 +45,7 @@ class BlockHolders:
 
     def __init__(self) -> None:
         self.masks: dict[bytes, int] = {}
+        self.version = 0  # moves when bits come to mean other nodes
         self._live = 0  # the `held` bits of live columns
         self._columns: dict[int, Column] = {}  # by `held` bit; those of snapshots being taken too
         self._free: list[int] = []
@@ -75,13 +76,13 @@ class BlockHolders:
 
     def go_live(self, column: Column) -> None:
         self._live |= column.held
-        self._groups.clear()
+        self._forget_groups()
 
     def close(self, column: Column) -> None:
         """Nothing of it counts from now on."""
         del self._columns[column.held]
         self._live &= ~column.held
-        self._groups.clear()
+        self._forget_groups()
         if not column.num_blocks:
             self._free.append(column.held)
             return
@@ -114,12 +115,22 @@ class BlockHolders:
         masks = self.masks
         bits = column.both if on_disk else column.held
         num_before = len(masks)
-        found = list(map(masks.setdefault, keys, repeat(bits)))  # one probe a key, without a loop
+        if masks.keys().isdisjoint(keys):  # most; and what was looked at is near when it is set
+            for key in keys:
+                masks[key] = bits
+            self._count_fresh(column, len(masks) - num_before, on_disk)
+            return
+        found = list(map(masks.setdefault, keys, repeat(bits)))
         num_fresh = len(masks) - num_before
-        column.num_blocks += num_fresh
-        column.num_on_disk += num_fresh if on_disk else 0
+        self._count_fresh(column, num_fresh, on_disk)
         if num_fresh != len(found):
             self._join(column, bits, keys, found)
+
+    @staticmethod
+    def _count_fresh(column: Column, num_fresh: int, on_disk: bool) -> None:
+        column.num_blocks += num_fresh
+        if on_disk:
+            column.num_on_disk += num_fresh
 
     def _join(self, column: Column, bits: int, keys: Sequence[bytes], found: Sequence[int]) -> None:
         """`keys` had the masks `found`: those that were known get `bits` as well."""
@@ -157,17 +168,15 @@ class BlockHolders:
         others, held = ~column.both, column.held
         masks = self.masks
         for key in keys:
-            mask = masks.pop(key, 0)
+            mask = masks.get(key, 0)
             if mask == held:  # nobody else's, in memory: most
                 column.num_blocks -= 1
+                del masks[key]
             elif mask & held:
                 column.num_blocks -= 1
                 if mask & column.disk:
                     column.num_on_disk -= 1
-                if mask & others:
-                    masks[key] = self._shared(mask & others)
-            elif mask:
-                masks[key] = mask
+                self._put(key, self._shared(mask & others))
 
     def drop_oldest(self, num_keys: int) -> int:
         """Forget the entries believed first, of all nodes; how many."""
@@ -214,6 +223,10 @@ class BlockHolders:
         """Whether `column` has it on SSD only; None where it does not hold it."""
         mask = self.masks.get(key, 0)
         return bool(mask & column.disk) if mask & column.held else None
+
+    def _forget_groups(self) -> None:
+        self._groups.clear()
+        self.version += 1
 
     def _shared(self, mask: int) -> int:
         """The one object for this value: reading then stays within the processor's caches."""

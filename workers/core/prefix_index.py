@@ -82,6 +82,8 @@ class PrefixIndex:
         self._unswept: set[bytes] = set()  # namespaces
         self._nodes: dict[str, _Node] = {}
         self._zeros: dict[NodeId, int] = {}  # 0 for each node: copied for each answer
+        self._base: dict[NodeId, int] = {}  # see `_at_least`
+        self._base_key: tuple[int, ...] = ()
         self._spaces: dict[bytes, BlockHolders] = {}
         self._sample_keys: dict[bytes, list[bytes]] = {}
 
@@ -104,6 +106,7 @@ class PrefixIndex:
         node = self._nodes.pop(node_id, None)
         if node is not None:
             del self._zeros[node_id]
+            self._base_key = ()
             self._close(node.columns)
             self._close(node.staged or {})
 
@@ -272,6 +275,7 @@ class PrefixIndex:
         space = self._spaces.get(namespace)
         if space is None:
             space = self._spaces[namespace] = BlockHolders()
+            self._base_key = ()
         column = columns[namespace] = space.open(node.node_id)
         if columns is node.columns:
             space.go_live(column)
@@ -299,6 +303,7 @@ class PrefixIndex:
             self.drop_node(node_id)
             node = self._nodes[node_id] = _Node(node_id, incarnation, sequence=0)
             self._zeros[node_id] = 0
+            self._base_key = ()
         return node if node.incarnation == incarnation else None
 
     def _close_if_empty(self, columns: dict[bytes, Column], namespace: bytes) -> None:
@@ -337,18 +342,31 @@ class PrefixIndex:
         """Each group's length for its nodes, 0 for the others."""
         if nodes is not None:
             lengths = {node: 0 for node in nodes if node in self._nodes}
-        else:
-            lengths = self._zeros.copy()
-        if space is None:
-            return lengths
-        for length, held_bits in groups:
-            names = space.names(held_bits)
-            if nodes is not None:
+            for length, held_bits in groups:
+                names = space.names(held_bits) if space is not None else ()
                 lengths.update((node, length) for node in names if node in lengths)
-            else:
-                for node in names:
+            return lengths
+        if space is None or not groups:
+            return self._zeros.copy()
+        shortest, held_bits = groups[0]
+        for length, bits in groups[1:]:
+            held_bits |= bits
+            shortest = min(shortest, length)
+        lengths = self._at_least(space, shortest, held_bits).copy()
+        for length, bits in groups:
+            if length != shortest:
+                for node in space.names(bits):
                     lengths[node] = length
         return lengths
+
+    def _at_least(self, space: BlockHolders, length: int, held_bits: int) -> dict[NodeId, int]:
+        """`length` for the nodes of these bits, 0 for the others. Prompts of one application begin
+        with the same blocks: the last answer's one mostly fits."""
+        key = (id(space), space.version, length, held_bits)
+        if key != self._base_key:
+            self._base = self._zeros | dict.fromkeys(space.names(held_bits), length)
+            self._base_key = key
+        return self._base
 
     def _any_on_disk(self, namespace: bytes) -> bool:
         columns = (node.columns.get(namespace) for node in self._nodes.values())
