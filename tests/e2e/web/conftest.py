@@ -59,6 +59,13 @@ class Script:
     errors: list[str] = field(default_factory=list)
 
 
+def _tier(name: str, used: int, capacity: int) -> dict[str, Any]:
+    return {
+        "tier": name, "used_blocks": used, "capacity_blocks": capacity,
+        "used_bytes": used * 2**20, "capacity_bytes": capacity * 2**20,
+    }  # fmt: skip
+
+
 class Feed:
     """Sends heartbeats of two nodes and a gateway's reports, as agents and gateways do."""
 
@@ -126,6 +133,16 @@ class Feed:
             "evicted_by_cause": {"capacity": self.script.evicted},
             "shm_bytes_by_pair": {"p1>d1": self.script.requests * 10_000_000},
             "shm_seconds_by_pair": {"p1>d1": self.script.requests * 0.01},
+            "tiers": [_tier("dram", 400, 1000), _tier("ssd", 900, 4000)],
+            "groups": [
+                {"kind": "tenant", "name": "acme", "used_blocks": 300, "used_bytes": 300 * 2**20, "quota_bytes": 310 * 2**20},
+                {"kind": "tenant", "name": "default", "used_blocks": 100, "used_bytes": 100 * 2**20},
+            ],
+            "whatif": [
+                {"capacity_factor": f, "capacity_blocks": int(f * 5000), "hit_rate": 0.5 + f / 20}
+                for f in (0.25, 0.5, 1.0, 2.0, 4.0)
+            ],
+            "eviction": {"policy": "decay", "policy_revision": 1, "age_p50_seconds": 31.0},
             "workers": [{
                 "worker_id": worker, "role": role, "model": "smollm2", "state": "ready",
                 "url": "http://127.0.0.1:9", "engine": self.script.engine, "pid": 1,

@@ -18,6 +18,7 @@ pytestmark = pytest.mark.chromium
 Visit = Callable[..., Any]
 PATHS = [
     "/", "/topology", "/nodes/n1", "/workers/d1", "/cache/hit-rate", "/cache/evictions",
+    "/cache/tiers", "/cache/tenants", "/cache/what-if", "/cache/pins", "/jobs",
     "/transfers", "/transfers/p1/d1", "/requests", "/rejections", "/policies",
     "/policies/slo/default", "/audit",
 ]  # fmt: skip
