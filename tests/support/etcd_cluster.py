@@ -86,7 +86,7 @@ class Member:
 class EtcdCluster:
     """`with EtcdCluster(3) as etcd: etcd.endpoints`."""
 
-    def __init__(self, num_members: int, *extra: str) -> None:
+    def __init__(self, num_members: int, *extra: str, scheme: str = "http") -> None:
         binary = etcd_binary()
         assert binary is not None
         shared = Path("/dev/shm")
@@ -99,7 +99,7 @@ class EtcdCluster:
         initial = ",".join(f"{n}={p}" for n, p in zip(names, peers, strict=True))
         self.members = []
         for i, name in enumerate(names):
-            client = f"http://127.0.0.1:{ports[num_members + i]}"
+            client = f"{scheme}://127.0.0.1:{ports[num_members + i]}"
             arguments = [
                 binary, "--name", name, "--data-dir", str(self._folder / name),
                 "--listen-peer-urls", peers[i], "--initial-advertise-peer-urls", peers[i],

@@ -20,6 +20,7 @@ from workers.directory.base import (
 )
 from workers.directory.view import DirectoryView
 
+pytestmark = pytest.mark.xdist_group("etcd")  # one store for all, not one a test process
 SHORT_TTL = 1.0
 TTL = 30.0
 

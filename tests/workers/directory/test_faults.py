@@ -29,7 +29,7 @@ from workers.directory.etcd_client import Bounds, EtcdClient
 from workers.directory.publisher import DirectoryPublisher, PublisherSettings
 from workers.directory.view import DirectoryView
 
-pytestmark = [pytest.mark.heavy]
+pytestmark = [pytest.mark.heavy, pytest.mark.xdist_group("etcd")]
 TTL = 2.0
 BOUNDS = Bounds(a_try=0.5, a_call=5.0, silence=2.5, progress=0.5)
 SETTINGS = PublisherSettings(
