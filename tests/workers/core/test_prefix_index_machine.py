@@ -193,7 +193,7 @@ class IndexMachine(RuleBasedStateMachine):
         prefix: HeldPrefix, node: ModelNode,
     ) -> None:  # fmt: skip
         held = node.held[space]
-        assert 0 <= prefix.num_in_memory
+        assert prefix.num_in_memory >= 0
         if (name, space) in self.holes:  # some end of a held stretch, and no more
             for found in (length, prefix.num_held):
                 assert found == 0 or chain[found - 1] in held
