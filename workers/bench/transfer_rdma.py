@@ -45,6 +45,7 @@ VM_SECONDS: Final = 600
 VM: Final = Path(__file__).parents[2] / "scripts" / "rdma-vm" / "vm.py"
 _DEADLINE_SECONDS: Final = 120.0
 _PERFTEST: Final = "ib_read_bw"
+_PERFTEST_TRIES: Final = 3
 
 
 def run_rdma_bench(runs: int) -> dict[str, Any]:
@@ -75,7 +76,7 @@ def _measure(
         reader.read(num_blocks)  # connect, and touch every page once
         for _ in range(runs):
             ours.append(total_bytes / reader.read(num_blocks))
-            theirs.append(_perftest(reader.port, block_bytes, num_blocks))
+            theirs.append(_perftest_rate(reader.port, block_bytes, num_blocks))
     return {
         "transport": "rdma",
         "bytes": block_bytes,
@@ -166,6 +167,14 @@ def _hold(path: str, block_bytes: int, num_blocks: int, device: str) -> None:
     node.close()
 
 
+def _perftest_rate(port: OpenPort, block_bytes: int, iterations: int) -> float:
+    """On a starved machine it now and then says 0.00, which is no measurement."""
+    for _ in range(_PERFTEST_TRIES):
+        if rate := _perftest(port, block_bytes, iterations):
+            return rate
+    raise RuntimeError(f"{_PERFTEST} measured nothing in {_PERFTEST_TRIES} runs")
+
+
 def _perftest(port: OpenPort, block_bytes: int, iterations: int) -> float:
     """Bytes a second, as `ib_read_bw` says."""
     with socket.socket() as probe:
@@ -173,7 +182,7 @@ def _perftest(port: OpenPort, block_bytes: int, iterations: int) -> float:
         number = probe.getsockname()[1]
     command = [
         _PERFTEST, "-F", "-d", port.port.device, "-i", str(port.number), "-x", str(port.gid.index),
-        "-s", str(block_bytes), "-n", str(max(5, iterations)), "-o", str(port.queues.reads),
+        "-s", str(block_bytes), "-n", str(max(16, iterations)), "-o", str(port.queues.reads),
         "-p", str(number),
     ]  # fmt: skip
     quiet = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
