@@ -224,6 +224,8 @@ class PoolBase:
                 self.policy.stored(block.key, now, _request_of(block))
                 self._events.stored(block)
             else:
+                # Not before: until its ancestors are here too, the block is to be had from disk.
+                self.disk.duplicates[block] = None
                 self.policy.adopt(self.disk.use_of_promoted(block, now), now)
                 self._events.moved(block)
             self._refresh(block)

@@ -125,7 +125,7 @@ def _check_disk(pool: PoolState) -> None:
             waits = block.copying or block.num_leaving
             assert waits, "leaving, and nothing keeps it"
     twice = {b for b in blocks if b.near and b.disk is not None and b.disk.ready and not b.leaving}
-    twice = {b for b in twice if b.state is not BlockState.PROMOTING}
+    twice = {b for b in twice if b.state is BlockState.STORED}
     assert twice == set(disk.duplicates), "copies of what is in memory are out of step"
 
 

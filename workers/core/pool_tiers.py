@@ -191,7 +191,6 @@ class TieredPool(PoolBase):
             return
         block.state = BlockState.PROMOTED
         self.counters.promoted_blocks_total += 1
-        self.disk.duplicates[block] = None
         self._publish(block, self.now)
 
     # --- room on disk -----------------------------------------------------------------------

@@ -192,6 +192,22 @@ class TestPromotion:
             check_integrity(bench.pool)
         assert bench.tiers(A[:8]) == "d" * 8
 
+    def test_a_block_that_waits_for_its_parents_keeps_its_copy(self, bench: Bench) -> None:
+        bench.store(A[:8])
+        bench.demote()
+        bench.promote(A[:8])
+        reads = [job for job in bench.take() if isinstance(job, ReadIn)]
+        bench.pool.disk_done(Outcome(reads[-1].job), bench.now)  # here, but not readable yet
+        while bench.pool.disk.drop_duplicate():
+            pass
+        check_integrity(bench.pool)
+        for job in reads[:-1]:
+            bench.pool.disk_done(Outcome(job.job), bench.now)
+        assert bench.tiers(A[:8]) == "d" * 8
+        while bench.pool.disk.drop_duplicate():
+            pass
+        check_integrity(bench.pool)
+
     @pytest.mark.parametrize("problem", ["short", "missing", "checksum", "io"])
     def test_a_bad_read_is_a_miss_with_all_that_follows(self, bench: Bench, problem: str) -> None:
         bench.store(A[:8])
