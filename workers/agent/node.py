@@ -11,6 +11,7 @@ import msgspec
 
 from workers.agent.cache_ops import CacheOps
 from workers.agent.cache_policy import CachePolicy
+from workers.agent.doctor import Doctor
 from workers.agent.events import EventLog, Subscriber
 from workers.agent.fetch import Fetcher
 from workers.agent.handshake import (
@@ -89,10 +90,12 @@ class Node:
         self.pool_requests = PoolRequests(self)
         self.transfers = NodeTransfers(settings, self.incarnation, slab_path)
         self.fetcher = Fetcher(self, self.transfers)
+        self.doctor = Doctor(self, self.transfers)
         self._handlers: dict[type, Callable[[Session, Any], ReplyBody]] = {
             **self.pool_requests.handlers(),
             **CacheOps(self).handlers(),
             **self.fetcher.handlers(),
+            **self.doctor.handlers(),
             LegReport: self._leg_report,
             ReportWorkers: self._report_workers,
             Subscribe: self._subscribe,
@@ -113,6 +116,7 @@ class Node:
         """End what moves bytes between nodes, before the slab goes."""
         self.transfers.close()
         await self.fetcher.close()
+        await self.doctor.close()
 
     # --- connections ------------------------------------------------------------------------
 

@@ -49,6 +49,10 @@ class NodeTransfers:
         return self._settings.secret
 
     @property
+    def slab_path(self) -> str:
+        return self._slab_path
+
+    @property
     def slab(self) -> Slab | None:
         return None if self._memory is None else self._memory.slab
 

@@ -15,6 +15,7 @@ from typing import Final, Literal
 import msgspec
 
 from workers.core.cache_messages import CacheReply, CacheRequest
+from workers.core.doctor_messages import DoctorReplies, DoctorRequests
 from workers.core.stats_messages import NamespaceSpec, PoolStats, TierName, WorkerStatus
 from workers.core.transfer_messages import TransferReplies, TransferRequests
 
@@ -362,6 +363,7 @@ RequestBody = (
     | GetStats
     | CacheRequest
     | TransferRequests
+    | DoctorRequests
 )
 ReplyBody = (
     Welcome
@@ -378,6 +380,7 @@ ReplyBody = (
     | PoolStats
     | CacheReply
     | TransferReplies
+    | DoctorReplies
 )
 
 
