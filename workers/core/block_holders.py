@@ -115,22 +115,18 @@ class BlockHolders:
         masks = self.masks
         bits = column.both if on_disk else column.held
         num_before = len(masks)
+        found: Sequence[int] = ()
         if masks.keys().isdisjoint(keys):  # most; and what was looked at is near when it is set
             for key in keys:
                 masks[key] = bits
-            self._count_fresh(column, len(masks) - num_before, on_disk)
-            return
-        found = list(map(masks.setdefault, keys, repeat(bits)))
+        else:
+            found = list(map(masks.setdefault, keys, repeat(bits)))
         num_fresh = len(masks) - num_before
-        self._count_fresh(column, num_fresh, on_disk)
-        if num_fresh != len(found):
-            self._join(column, bits, keys, found)
-
-    @staticmethod
-    def _count_fresh(column: Column, num_fresh: int, on_disk: bool) -> None:
         column.num_blocks += num_fresh
         if on_disk:
             column.num_on_disk += num_fresh
+        if found and num_fresh != len(found):
+            self._join(column, bits, keys, found)
 
     def _join(self, column: Column, bits: int, keys: Sequence[bytes], found: Sequence[int]) -> None:
         """`keys` had the masks `found`: those that were known get `bits` as well."""

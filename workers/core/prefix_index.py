@@ -20,6 +20,7 @@ from workers.core.messages import (
     BlocksRemoved,
     BlocksStored,
     EventBatch,
+    KvEvent,
     Snapshot,
 )
 from workers.core.stats_messages import TierName
@@ -228,12 +229,7 @@ class PrefixIndex:
         events = (
             batch.events if first > node.sequence else batch.events[node.sequence + 1 - first :]
         )
-        columns = node.columns
-        for event in events:
-            if isinstance(event, BlocksStored):  # by far the most frequent
-                self._store(node, columns, event)
-            else:
-                self._apply_other(columns, event)
+        self._take(node, node.columns, events)
         node.sequence = batch.sequence
         return Applied.APPLIED
 
@@ -251,8 +247,7 @@ class PrefixIndex:
             return Applied.RESYNC
         if part.sequence != node.staged_sequence:
             return Applied.STALE  # of a snapshot that another one has overtaken
-        for run in part.runs:
-            self._store(node, node.staged, run)
+        self._take(node, node.staged, part.runs)
         if part.last:
             self._close(node.columns)
             node.columns, node.staged = node.staged, None
@@ -261,15 +256,19 @@ class PrefixIndex:
             node.sequence, node.synced = part.sequence, True
         return Applied.APPLIED
 
-    def _store(self, node: _Node, columns: dict[bytes, Column], event: BlocksStored) -> None:
-        column = columns.get(event.namespace)
-        if column is None:
-            column = self._open(node, columns, event.namespace)
-        space, keys = column.space, event.block_hashes
-        if len(space.masks) > self._crowded:
-            space.refresh(keys)  # what is told of again is young
-        space.store(column, keys, event.tier == "ssd")
-        self._stored_since += len(keys)
+    def _take(self, node: _Node, columns: dict[bytes, Column], events: Sequence[KvEvent]) -> None:
+        for event in events:
+            if not isinstance(event, BlocksStored):
+                self._apply_other(columns, event)
+                continue
+            column = columns.get(event.namespace)  # by far the most frequent: no further calls
+            if column is None:
+                column = self._open(node, columns, event.namespace)
+            space, keys = column.space, event.block_hashes
+            self._stored_since += len(keys)
+            if len(space.masks) > self._crowded:
+                space.refresh(keys)  # what is told of again is young
+            space.store(column, keys, event.tier == "ssd")
 
     def _open(self, node: _Node, columns: dict[bytes, Column], namespace: bytes) -> Column:
         space = self._spaces.get(namespace)

@@ -40,7 +40,7 @@ async def eventually(holds: Callable[[], bool], seconds: float = 20.0) -> None:
 def believe(index: PrefixIndex, namespace: bytes, keys: list[bytes], tier: str = "dram") -> None:
     """A claim that no event of the node ever made: as if a removal had been lost."""
     node = index._nodes[N1]
-    index._store(node, node.columns, BlocksStored(namespace, b"", keys, tier))  # type: ignore[arg-type]
+    index._take(node, node.columns, [BlocksStored(namespace, b"", keys, tier)])  # type: ignore[arg-type]
 
 
 async def following(cluster: Any, auditor: Auditor, num_blocks: int) -> None:
