@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ctypes
 import fcntl
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -52,6 +54,7 @@ KERNEL_OPTIONS = (
     "console=ttyS0 quiet panic=-1 mitigations=off nokaslr no_timer_check random.trust_cpu=on"
 )
 TIMED_OUT, DIED, UNUSABLE = 124, 125, 2
+_PR_SET_PDEATHSIG = 1
 
 
 class UnusableError(Exception):
@@ -82,6 +85,8 @@ class Guest:
 
 def main() -> int:
     options = _options()
+    _die_with_parent(signal.SIGTERM)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(TIMED_OUT))  # ends the guests on the way out
     try:
         check_packages()
         kernel, initramfs = prepare()
@@ -316,7 +321,17 @@ def _run(guests: list[Guest], kernel: Path, initramfs: Path, timeout: float) -> 
 
 def _start(guest: Guest, command: list[str]) -> subprocess.Popen[bytes]:
     output = subprocess.PIPE if guest.name else None
-    return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output)
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        preexec_fn=lambda: _die_with_parent(signal.SIGKILL),  # noqa: PLW1509  no threads yet, or readers of pipes
+    )
+
+
+def _die_with_parent(number: int) -> None:
+    """Whoever is killed leaves no emulator behind."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0)
 
 
 def _await_wire(guest: Guest, process: subprocess.Popen[bytes], deadline: float) -> None:
