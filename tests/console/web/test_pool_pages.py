@@ -37,7 +37,7 @@ class TestViews:
     ) -> None:
         text = (await browser.get(f"/cache/{view}")).text
         shown = words(text)
-        assert "118 / 500 23.6 %, fullest of 12: node-01" in shown
+        assert "118 / 500, 23.6 %, fullest of 12: node-01" in shown
         assert "0.1 % of 49,200 checked" in shown
         assert "running: purge batch 62.0 %" in shown
         assert text.count('aria-current="page"') >= 2
