@@ -21,7 +21,7 @@ from workers.connector.metadata import BlockLoad, LoadOrder, LoadResult
 Clock = Callable[[], float]
 Cause = Literal["generation", "checksum", "io"]
 
-_LAYER_GROUPS = 6
+_LAYER_GROUPS = 4
 
 
 class SlotMemory(Protocol):

@@ -99,11 +99,11 @@ class TestLoad:
         batch.begin([Load(order(3), memory, paged)], lazy=True)
         assert (paged.base[:, 1] == 0).all()
         batch.before_layer("l.0")
-        assert (paged.base[:2, 1] == 4).all()
-        assert (paged.base[2:, 1] == 0).all()
-        batch.before_layer("l.1")
-        batch.before_layer("l.2")
-        assert (paged.base[2:4, 1] == 4).all()
+        assert (paged.base[:3, 1] == 4).all()
+        assert (paged.base[3:, 1] == 0).all()
+        for layer in ("l.1", "l.2", "l.3"):
+            batch.before_layer(layer)
+        assert (paged.base[3:6, 1] == 4).all()
 
     def test_layers_that_no_hook_asked_for_fail_the_load(self, paged, memory):
         batch = LoadBatch(paged)
