@@ -17,6 +17,7 @@ from controlplane.clock import Clock
 from controlplane.db.migrate import migrate
 from controlplane.decisions.endpoints import router as decisions
 from controlplane.deps import PlaneDep, known_parameters_only
+from controlplane.doctor.endpoints import router as doctor
 from controlplane.edge import Edge
 from controlplane.errors import PROBLEM_TYPE
 from controlplane.events.endpoints import router as events
@@ -58,7 +59,7 @@ def create_app(settings: Settings, clock: Clock | None = None) -> FastAPI:
     app.state.public_paths = set[str]()
     for router in (
         nodes, fleet, models, policies, decisions, gateways, stats, audit, tokens, events, cache, jobs,
-        index_audit,
+        index_audit, doctor,
     ):  # fmt: skip
         app.include_router(
             router,

@@ -14,6 +14,7 @@ from controlplane.cache.commands import register as register_cache
 from controlplane.cli_calls import JsonOption, LimitOption, ReasonOption, UrlOption
 from controlplane.cli_calls import call_control_plane as _call
 from controlplane.cli_calls import show as _show
+from controlplane.doctor.commands import register as register_doctor
 from workers.core.errors import ConfigError
 from workers.verbs import register_verbs
 
@@ -49,6 +50,7 @@ def register(app: typer.Typer) -> None:
         app.add_typer(verbs, name=name)
     app.command("audit")(audit)
     register_cache(app)
+    register_doctor(app)
     if find_spec("controlplane.bench") and find_spec("controlplane.bench.commands"):
         register_verbs(app, "controlplane.bench.commands", verb="bench", extra="controlplane")
 

@@ -8,6 +8,7 @@ from controlplane.audit.service import KEEP_ROWS, AuditTrail
 from controlplane.clock import Clock, SystemClock
 from controlplane.db.session import Database
 from controlplane.decisions.service import DecisionLog
+from controlplane.doctor.service import DoctorService
 from controlplane.events.bus import EventBus
 from controlplane.fleet import repository as fleet_repository
 from controlplane.fleet.commands_queue import CommandQueue
@@ -56,6 +57,14 @@ class Plane:
         self.gateways = GatewayRegistry(self.clock)
         self.decisions = DecisionLog(self.bus, self.clock, self.stats.take_outcome)
         self.pool = PoolReporter(self.clock, self.db, self.nodes, self.stats)
+        self.doctor = DoctorService(
+            self.clock,
+            self.db,
+            self.nodes,
+            self.models,
+            self.decisions,
+            str(settings.data / "logs"),
+        )
         self.overview = OverviewService(
             settings.cluster,
             self.clock,
@@ -148,4 +157,5 @@ class Plane:
 
     async def close(self) -> None:
         self.close_streams()
+        await self.doctor.close()
         await self.db.close()
