@@ -23,7 +23,8 @@ PROTOCOL_VERSION: Final = 1
 MAX_FRAME_BYTES: Final = 16 * 1024 * 1024
 
 RemovalCause = Literal[
-    "capacity",  # room was needed
+    "capacity",  # room was needed in memory
+    "ssd_capacity",  # room was needed on SSD
     "quota",  # room within a tenant's or namespace's own limit was needed
     "corrupt",
     "failed_write",

@@ -26,8 +26,8 @@ class PoolCounters:
     store_refused_total: int = 0
     loaded_blocks_total: int = 0
     load_failed_total: int = 0
-    evict_attempts_total: int = 0
-    evict_successes_total: int = 0
+    evict_attempts_total: int = 0  # stores, quotas, trims, demotions ahead, room on disk
+    evict_successes_total: int = 0  # of these, those that got all they asked for
     evicted_from_memory_total: int = 0
     demoted_blocks_total: int = 0
     promoted_blocks_total: int = 0
@@ -43,6 +43,11 @@ class PoolCounters:
     @property
     def evicted_blocks_total(self) -> int:
         return self.evicted_by_cause.total()
+
+    def count_eviction(self, num_wanted: int, num_got: int) -> None:
+        """One attempt to have so many blocks leave."""
+        self.evict_attempts_total += 1
+        self.evict_successes_total += num_got >= num_wanted
 
     def count_pair(self, source: str, destination: str, num_bytes: int, seconds: float) -> None:
         """One load's share from one source. Beyond `MAX_PAIRS` pairs, all count as one."""

@@ -49,7 +49,9 @@ class RoomyPool(TieredPool):
             among = cells_of(group, self.policy.cells)
             more = self.policy.evict(missing, self._uncovers(), self.now, among=among, some=True)
             self._drop(more, "quota")
-        return len(victims) + before - group.used_blocks
+        num_left = len(victims) + before - group.used_blocks
+        self.counters.count_eviction(num_blocks, num_left)
+        return num_left
 
     def trim(self, now: float) -> int:
         """Take lowered quotas and a lowered disk cap in, a bounded number of blocks at a time."""
@@ -66,10 +68,9 @@ class RoomyPool(TieredPool):
         """Free slots for up to `num_wanted` blocks, evicting if need be; for how many."""
         missing = num_wanted - self.slots.num_free
         if missing > 0:
-            self.counters.evict_attempts_total += 1
-            if self._evict(missing):
-                self.counters.evict_successes_total += 1
-            else:
+            found_all = self._evict(missing)
+            self.counters.count_eviction(missing, missing if found_all else 0)
+            if not found_all:
                 self.counters.starved_by_pins_total += 1
                 self._evict(missing, some=True)
         return max(0, min(num_wanted, self.slots.num_free))

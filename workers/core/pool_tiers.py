@@ -39,18 +39,22 @@ class TieredPool(PoolBase):
         return max(1, min(int(self.slots.num_slots * self.limits.reserve_share), MAX_RESERVE))
 
     def demote_ahead(self, now: float) -> int:
-        """Let blocks leave until the reserve is there, or on its way; how many more do."""
+        """Let blocks leave until the reserve is there, or on its way; how many more do.
+
+        Called after every change: where nothing may leave, that is no attempt to evict.
+        """
         self.now = max(self.now, now)
         disk = self.disk
         needed = self.reserve + disk.num_wanted
         missing = needed - self.slots.num_free - len(disk.leaving)
         wanted = min(missing, MAX_WRITES - disk.num_writes)
-        if wanted <= 0 or not disk.takes_writes:
+        if wanted <= 0 or not disk.takes_writes or not self.policy.num_candidates():
             return 0
         room = self._make_disk_room(wanted)
         if not room:
             return 0
         victims = self.policy.evict(room, self._uncovers(), self.now, some=True)
+        self.counters.count_eviction(room, len(victims))
         for victim in victims:
             self._start_leaving(self.blocks[victim.key], use_of(victim))
         return len(victims)
@@ -201,15 +205,16 @@ class TieredPool(PoolBase):
         while disk.num_free < num_wanted and disk.drop_duplicate():
             pass
         missing = num_wanted - disk.num_free
-        if missing > 0 and disk.slots.num_slots:
+        if missing > 0 and disk.evictor.num_candidates():
             self._evict_from_disk(missing)
         return min(num_wanted, disk.num_free)
 
     def _evict_from_disk(self, num_blocks: int) -> int:
         """Let blocks that lie on disk only leave the pool, to make room there; how many."""
         victims = self.disk.evictor.evict(num_blocks, self._uncovers_on_disk(), self.now, some=True)
+        self.counters.count_eviction(num_blocks, len(victims))
         for victim in victims:
-            self._withdraw(self.blocks[victim.key], "capacity", noted=True)
+            self._withdraw(self.blocks[victim.key], "ssd_capacity", noted=True)
         self.disk.counters.evicted_blocks_total += len(victims)
         self.history.note(victims, self.now, "ssd_capacity", "ssd")
         return len(victims)

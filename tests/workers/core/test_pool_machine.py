@@ -260,10 +260,14 @@ class PoolMachine(RuleBasedStateMachine):
         counters = self.pool.counters
         assert 0 <= counters.lookup_hit_blocks_total <= counters.lookup_blocks_total
         assert all(count >= 0 for count in counters.evicted_by_cause.values())
-        causes = {"capacity", "corrupt", "failed_write", "quota", "tier_lost"}
+        causes = {"capacity", "ssd_capacity", "corrupt", "failed_write", "quota", "tier_lost"}
         assert set(counters.evicted_by_cause) <= causes
-        left = counters.evicted_by_cause["capacity"] + counters.evicted_by_cause["quota"]
+        left = sum(
+            counters.evicted_by_cause[cause] for cause in ("capacity", "quota", "ssd_capacity")
+        )
         assert left <= counters.stored_blocks_total + counters.store_failed_total
+        assert counters.evict_successes_total <= counters.evict_attempts_total
+        assert left == 0 or counters.evict_attempts_total > 0
 
     def _prepare(
         self, chain: bytes, first: int, length: int, owner: OwnerId, client: ClientRef
