@@ -36,6 +36,7 @@ from controlplane.schema_base import Problem
 from controlplane.settings import Settings
 from controlplane.stats.endpoints import router as stats
 from controlplane.tokens.endpoints import router as tokens
+from controlplane.transfers.endpoints import router as transfers
 
 PROBLEM_RESPONSES: dict[int | str, dict[str, object]] = {
     "4XX": {
@@ -59,7 +60,7 @@ def create_app(settings: Settings, clock: Clock | None = None) -> FastAPI:
     app.state.public_paths = set[str]()
     for router in (
         nodes, fleet, models, policies, decisions, gateways, stats, audit, tokens, events, cache, jobs,
-        index_audit, doctor,
+        index_audit, doctor, transfers,
     ):  # fmt: skip
         app.include_router(
             router,

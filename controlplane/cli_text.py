@@ -22,6 +22,7 @@ RIGHT = frozenset({
     "PROMPT", "HIT %", "TTFT", "SUM", "TBT P95", "TRANSFERS", "BYTES", "SECONDS", "P50", "P95", "FAILURES",
     "PREDICTED", "MEASURED", "OWN", "T_QUEUE", "T_TRANSFER", "T_PREFILL", "RUNNING", "PRED. TBT",
     "DEVICE HIT", "POOL HIT", "COMPUTED", "LOADED", "STORED", "KV WAIT",
+    "RETRIES", "IN FLIGHT", "QUEUE P99", "WIRE P50", "WIRE P99", "SUM P99",
     "USED %", "BLOCKS", "HITS", "IDLE", "PINS", "EVICTED", "CHAINS", "SHARE %", "JOB", "DONE", "TOTAL",
 })  # fmt: skip
 """Columns of numbers."""

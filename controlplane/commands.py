@@ -113,12 +113,20 @@ def get_rejections(
 @get_app.command("transfers")
 def get_transfers(
     window: Annotated[float, typer.Option(min=1, help="Seconds back from now.")] = 300,
+    nodes: Annotated[
+        bool, typer.Option("--nodes", help="Between nodes, since they started.")
+    ] = False,
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """What each pair of workers moved."""
+    """What each pair of workers and of nodes moved; --nodes: by transport, class and stage."""
     from controlplane import cli_text  # noqa: PLC0415
+    from controlplane.transfers import calls, text  # noqa: PLC0415
 
+    if nodes:
+        moved = _call(url, lambda client: client.send(calls.nodes()))
+        _show(moved, lambda: text.node_transfers(moved), as_json=as_json)
+        return
     found = _call(url, lambda client: client.matrix(window))
     _show(found, lambda: cli_text.transfers(found.pairs), as_json=as_json)
 

@@ -19,6 +19,7 @@ from controlplane.loops.runner import Loops
 from controlplane.metrics.index import index_values
 from controlplane.metrics.pool import pool_values
 from controlplane.metrics.series import ALL, GATEWAY, POOL, SeriesSpec
+from controlplane.metrics.transfers import transfer_values
 from controlplane.plane import Plane
 from controlplane.stats.pool_values import causes_of
 from workers.process import rss_bytes
@@ -54,6 +55,7 @@ class Exporter(Collector):
             *self._pool(),
             *pool_values(self._plane),
             *index_values(self._plane),
+            *transfer_values(self._plane),
             *self._gateways(),
         ):
             values.setdefault(name, []).append((labels, value))

@@ -140,6 +140,23 @@ INDEX = (
     SeriesSpec("directory_nodes", "gauge", (), "nodes", "Nodes registered in the directory."),
 )  # fmt: skip
 
+_PAIR = ("source", "destination", "transport", "priority")
+_LINK = ("node", "peer", "transport")
+TRANSFER = (
+    SeriesSpec("transfers_total", "counter", _PAIR, "transfers", "Transfers between two nodes that ended."),
+    SeriesSpec("transfer_bytes_total", "counter", _PAIR, "bytes", "Bytes that they moved and verified; the doctor's probes are among them, in the class batch."),
+    SeriesSpec("transfer_pieces_total", "counter", _PAIR, "pieces", "Blocks or parts of blocks that arrived whole."),
+    SeriesSpec("transfer_retries_total", "counter", _PAIR, "retries", "Tries of a piece after its first."),
+    SeriesSpec("transfers_in_flight", "gauge", _PAIR, "transfers", "Transfers under way."),
+    SeriesSpec("transfer_missing_total", "counter", (*_PAIR, "cause"), "pieces", "Pieces that did not come, by cause; their blocks were computed instead."),
+    SeriesSpec("transfer_seconds_total", "counter", (*_PAIR, "stage"), "seconds", "Time of these transfers by stage: queue_wait, setup, wire, verify, total."),
+    SeriesSpec("transfer_link_healthy", "gauge", _LINK, "bool", "1 while the path's breaker is closed."),
+    SeriesSpec("transfer_link_window_ops", "gauge", _LINK, "ops", "Effective queue depth of the path."),
+    SeriesSpec("transfer_link_resent_bytes_total", "counter", _LINK, "bytes", "Bytes sent again on the path."),
+    SeriesSpec("transfer_link_bandwidth", "gauge", _LINK, "B/s", "Bandwidth as the choice of a transport measures it; no sample before the first large transfer."),
+    SeriesSpec("transfer_alarms", "gauge", ("node",), "alarms", "Paths of the node that carry nothing now."),
+)  # fmt: skip
+
 GATEWAY = (
     _gateway("requests_total", "counter", "requests", "Requests of /v1, whatever came of them."),
     _gateway("rejected_total", "counter", "requests", "Requests rejected by admission (429)."),
@@ -164,5 +181,14 @@ GATEWAY = (
     SeriesSpec("gateway_worker_queued_tokens", "gauge", ("gateway", "worker"), "tokens", "Prompt tokens sent there and not yet prefilled."),
 )  # fmt: skip
 
-ALL: tuple[SeriesSpec, ...] = (*CONTROLPLANE, *CLUSTER, *POOL, *TIER, *EVICTION, *INDEX, *GATEWAY)
+ALL: tuple[SeriesSpec, ...] = (
+    *CONTROLPLANE,
+    *CLUSTER,
+    *POOL,
+    *TIER,
+    *EVICTION,
+    *INDEX,
+    *TRANSFER,
+    *GATEWAY,
+)
 BY_NAME = {spec.name: spec for spec in ALL}

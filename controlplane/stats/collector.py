@@ -9,6 +9,7 @@ from controlplane.gateways.schemas import HISTOGRAM_BOUNDS_SECONDS, GatewayStats
 from controlplane.stats.bucket import NUM_COUNTS, TRANSFER_HISTOGRAM, Bucket, new_bucket
 from controlplane.stats.counters import CounterTracker, HistogramTracker, Step
 from controlplane.stats.histogram import bucket_of
+from controlplane.stats.node_pairs import node_pairs
 from controlplane.stats.pool_values import counters_of, gauges_of
 from workers.core.messages import LegReport
 from workers.core.stats_messages import PoolStats
@@ -61,6 +62,9 @@ class Collector:
     _nodes: dict[str, _Source] = field(default_factory=dict)
     _gateways: dict[str, _Source] = field(default_factory=dict)
     _pairs: dict[tuple[str, str], CounterTracker] = field(default_factory=dict)
+    _node_pairs: dict[tuple[str, str], tuple[CounterTracker, HistogramTracker]] = field(
+        default_factory=dict
+    )
     _loads: dict[tuple[str, str], CounterTracker] = field(default_factory=dict)
     _worker_gauges: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
     _extra: dict[str, Bucket] = field(default_factory=dict)
@@ -78,6 +82,7 @@ class Collector:
         step = source.counters.step(epoch, started_at, counters_of(stats), at)
         source.take(step, gauges_of(stats), at)
         self._pair_samples(stats, at)
+        self._node_pair_samples(stats, at)
 
     def prefill_legs(self, node_id: str, legs: Iterable[LegReport]) -> None:
         """What prefill asked the pool for, and found there: the device's own hits are not asked."""
@@ -107,12 +112,34 @@ class Collector:
                 "bytes": float(num_bytes),
                 "seconds": stats.shm_seconds_by_pair.get(pair, 0.0),
             }
-            # a pair is born with its first transfer: it counts from zero once its node is known
-            born = tracker.epoch is None and self._nodes[stats.node_id].counter_names != ()
-            started_at = at if born else stats.incarnation / 1000
-            step = tracker.step(float(stats.incarnation), started_at, values, at)
+            step = self._pair_step(tracker, stats, values, at)
             if step.increments:
                 self._add(f"pair:{pair}").count(step.increments)
+
+    def _pair_step(
+        self, tracker: CounterTracker, stats: PoolStats, values: dict[str, float], at: float
+    ) -> Step:
+        # a pair is born with its first transfer: it counts from zero once its node is known
+        born = tracker.epoch is None and self._nodes[stats.node_id].counter_names != ()
+        started_at = at if born else stats.incarnation / 1000
+        return tracker.step(float(stats.incarnation), started_at, values, at)
+
+    def _node_pair_samples(self, stats: PoolStats, at: float) -> None:
+        """What this node's agent moved from and to others."""
+        for pair, (values, counts) in node_pairs(stats).items():
+            key = (stats.node_id, pair)
+            if key not in self._node_pairs and len(self._node_pairs) >= MAX_PAIRS:
+                self.sources_dropped += 1
+                continue
+            tracker, histogram = self._node_pairs.setdefault(
+                key, (CounterTracker(), HistogramTracker())
+            )
+            step = self._pair_step(tracker, stats, values, at)
+            observed = histogram.step({TRANSFER_HISTOGRAM: counts}, step)
+            if step.increments and any(step.increments.values()):
+                bucket = self._add(f"pair:{pair}")
+                bucket.count(step.increments)
+                bucket.observe(observed)
 
     def gateway_sample(self, gateway_id: str, stats: GatewayStats, at: float) -> None:
         source = self._source(self._gateways, gateway_id)
@@ -168,6 +195,8 @@ class Collector:
         self.claims_total.pop(node_id, None)
         for key in [key for key in self._pairs if key[0] == node_id]:
             del self._pairs[key]
+        for key in [key for key in self._node_pairs if key[0] == node_id]:
+            del self._node_pairs[key]
 
     def gateway_lost(self, gateway_id: str) -> None:
         """What it last said of its workers is no longer so."""

@@ -42,12 +42,20 @@ class SeriesReply(Schema):
     series: list[Series]
 
 
+Path = Literal["shm", "tcp", "rdma"]
+PATHS: tuple[Path, ...] = ("shm", "tcp", "rdma")
+
+
 class Pair(Schema):
-    """One cell of the transfer matrix. On one host: worker x worker with path shm."""
+    """One cell of the transfer matrix: worker x worker with path shm, or node x node.
+
+    `failures` of two nodes are pieces that did not come; `path` is what carried most bytes.
+    """
 
     source: str
     destination: str
-    path: Literal["shm", "tcp", "rdma"]
+    path: Path
+    kind: Literal["worker", "node"] = "worker"
     transfers: int
     bytes: int
     seconds: float

@@ -15,9 +15,10 @@ from controlplane.decisions.join import KvOutcome
 from controlplane.stats import repository
 from controlplane.stats.bucket import Bucket, merged
 from controlplane.stats.collector import Collector
+from controlplane.stats.node_pairs import path_of
 from controlplane.stats.pool_values import QUIET
 from controlplane.stats.repository import Point
-from controlplane.stats.schemas import Matrix, Pair, Series, SeriesReply
+from controlplane.stats.schemas import PATHS, Matrix, Pair, Series, SeriesReply
 from controlplane.stats.window import STEP_SECONDS, WINDOW_SECONDS, Frame, Window
 
 KEEP_SECONDS = {1: 3600, STEP_SECONDS: 86_400}
@@ -190,10 +191,12 @@ def _series(metric: str, source: str, cells: dict[int, list[Bucket]], count: int
 def _pair(name: str, bucket: Bucket) -> Pair:
     source, _, destination = name.removeprefix("pair:").partition(">")
     counters = bucket.counters
+    path = path_of(counters)
     return Pair(
         source=source,
         destination=destination,
-        path="shm",
+        path=path if path in PATHS else "shm",
+        kind="worker" if path is None else "node",
         transfers=int(counters.get("transfers", 0)),
         bytes=int(counters.get("bytes", 0)),
         seconds=counters.get("seconds", 0.0),

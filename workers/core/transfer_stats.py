@@ -89,6 +89,7 @@ class TransferStats(msgspec.Struct, frozen=True):
     pairs: list[PairStats] = []
     links: list[LinkStats] = []
     alarms: list[str] = []
+    at: float = 0.0  # the node's monotonic seconds, as in `SlowTransfer.ended_at`
 
 
 @dataclass(slots=True)

@@ -216,7 +216,8 @@ class TransferEngine:
                 in_flight[key] = in_flight.get(key, 0) + 1
             pairs = self._ledger.report(in_flight)
             links = [self._link_stats(link) for link in self._state.links]
-            return TransferStats(pairs, links, list(self._alarms.values()))
+            now = self.clock.monotonic()
+            return TransferStats(pairs, links, list(self._alarms.values()), now)
 
     # --- the loop ---------------------------------------------------------------------------
 

@@ -27,6 +27,23 @@ def documented():
     }
 
 
+def transfers():
+    """Of an agent that pulled from another."""
+    pair = {
+        "source": "n2", "destination": "n1", "transport": "tcp", "priority": "batch",
+        "transfers_total": 2, "bytes_total": 8192, "pieces_total": 2, "retries_total": 1,
+        "missing_by_cause": {"stale": 1}, "slowest": [],
+        "seconds": [{"stage": "total", "counts": [2] + [0] * 17, "sum_seconds": 0.1}],
+    }  # fmt: skip
+    link = {
+        "peer": "n2", "transport": "tcp", "state": "up", "breaker": "closed", "window_ops": 256,
+        "in_flight_ops": 0, "in_flight_bytes": 0, "opens_total": 1, "small_ops_total": 0,
+        "resent_bytes_total": 0, "retries_refused_total": 0, "late_completions_total": 0,
+        "bytes_per_second": 1e9,
+    }  # fmt: skip
+    return {"pairs": [pair], "links": [link]}
+
+
 async def scraped(api, bodies):
     """Every series with at least one sample: {name: (kind, labels, help)}."""
     pair = {"p1>d1": 1}
@@ -42,6 +59,7 @@ async def scraped(api, bodies):
         whatif=[{"capacity_factor": 1.0, "capacity_blocks": 100, "hit_rate": 0.5}],
         shm_bytes_by_pair=pair,
         shm_seconds_by_pair={"p1>d1": 0.5},
+        transfers=transfers(),
     )
     await api.report(workers={"p1": {"running": 1}})
     api.plane.stats.collector.claims("n1", 10, 1)
