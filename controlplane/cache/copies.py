@@ -1,17 +1,20 @@
-"""Replicate as a job: blocks read at one agent and written at another, verified at both ends.
+"""Replicate as a job: the destination's agent fetches blocks from the source's, verified there.
 
-The bytes pass through the control plane in pieces, at a bounded rate. What the destination has
-is not sent again, so that a job that begins anew goes on where it was.
+Where agents do not reach one another the bytes pass through the control plane in pieces, verified
+at both ends. Both at a bounded rate. What the destination has is not sent again, so that a job that
+begins anew goes on where it was.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from controlplane.cache.agents import NodeAgent, NodeError, open_agent, targets
 from controlplane.cache.context import JobContext, OperationError
+from controlplane.cache.direct import DirectCopy, direct_copy
+from controlplane.cache.pace import Pacer
 from controlplane.cache.promotions import bring_to_memory, chains_meant
 from controlplane.jobs.service import Outcome
 from workers.core.cache_messages import (
@@ -39,29 +42,17 @@ RENEW_SECONDS = 5.0
 ROOM_SECONDS = 5.0
 """How long the destination may have no room for a block, or be about to write it for another."""
 RETRY_SECONDS = 0.1
+MAX_STUCK = 3
 MIB = 1 << 20
 
 
 @dataclass(slots=True)
-class Pacer:
-    """Lets bytes through at a rate, measured over what went before."""
-
-    bytes_per_second: float
-    _due: float = field(default=0.0)
-
-    async def pass_on(self, num_bytes: int) -> None:
-        loop = asyncio.get_running_loop()
-        now = loop.time()
-        self._due = max(self._due, now) + num_bytes / self.bytes_per_second
-        if self._due - now > 0.001:
-            await asyncio.sleep(self._due - now)
-
-
-@dataclass(slots=True)
 class Copied:
-    """Blocks: sent, there already, gone at the source meanwhile, refused for want of room."""
+    """Blocks: sent (of these, straight from agent to agent), there already, gone at the source
+    meanwhile, refused for want of room."""
 
     blocks: int = 0
+    direct: int = 0
     bytes: int = 0
     held_already: int = 0
     missing: int = 0
@@ -72,13 +63,20 @@ class Copy:
     """Chains from `source` to `destination`, one after another."""
 
     def __init__(
-        self, context: JobContext, source: NodeAgent, destination: NodeAgent, pacer: Pacer
+        self,
+        context: JobContext,
+        source: NodeAgent,
+        destination: NodeAgent,
+        pacer: Pacer,
+        direct: DirectCopy | None = None,
     ) -> None:
         self._context = context
         self._source = source
         self._destination = destination
         self._pacer = pacer
-        self._owner = f"replicate:{context.job_id}"
+        self._direct = direct
+        self._stuck = 0  # chains in a row of which nothing came directly
+        self._owner = owner_of(context)
         self._renewed_at = 0.0
         self.sum = Copied()
 
@@ -98,6 +96,7 @@ class Copy:
         position = there.num_held + there.num_on_disk
         self.sum.held_already += position
         self._context.progress(position)
+        position = await self._send_directly(chain, keys, position)
         while position < len(keys):
             await self._renew()
             batch = keys[position : position + BATCH_BLOCKS]
@@ -114,6 +113,32 @@ class Copy:
                 self.sum.held_already += slot is None
                 position += 1
                 self._context.progress(1, f"{self._source.node} > {self._destination.node}")
+
+    async def _send_directly(self, chain: ChainKeys, keys: list[bytes], position: int) -> int:
+        """From agent to agent, as far as that gets; where it goes on by the relay.
+
+        What stops it once (no room, a damaged block) need not stop it at the next chain.
+        """
+        while self._direct is not None and position < len(keys):
+            if self._stuck >= MAX_STUCK:
+                return position
+            await self._renew()
+            try:
+                reached = await self._direct.step(chain, keys, position)
+            except TimeoutError:
+                reached = position
+            if reached == position:
+                self._stuck += 1
+                return position
+            self._stuck = 0
+            self.sum.blocks += reached - position
+            self.sum.direct += reached - position
+            self.sum.bytes += (reached - position) * self._direct.block_bytes
+            self._context.progress(
+                reached - position, f"{self._source.node} > {self._destination.node}"
+            )
+            position = reached
+        return position
 
     async def _slots(
         self, chain: ChainKeys, parent: bytes, batch: list[bytes]
@@ -180,6 +205,11 @@ class Copy:
                 await agent.call(Renew([self._owner]), Done)
 
 
+def owner_of(context: JobContext) -> str:
+    """Of the pins that a job has while it copies, at both ends."""
+    return f"replicate:{context.job_id}"
+
+
 async def replicate(context: JobContext) -> Outcome:
     """Copy a chain, or the hottest ones of a selection."""
     [source] = targets(context.nodes, str(context.spec["source"]))
@@ -193,7 +223,9 @@ async def replicate(context: JobContext) -> Outcome:
                 f"perilune cache list --node {source.node} shows what is there."
             )
         context.expect(sum(len(chain.block_hashes) for chain in chains))
-        copy = Copy(context, reader, writer, pacer)
+        ends = context.nodes.find(source.node), context.nodes.find(destination.node)
+        direct = direct_copy(*ends, writer, owner_of(context), pacer)
+        copy = Copy(context, reader, writer, pacer, direct)
         for chain in chains:
             try:
                 await copy.chain(chain)
@@ -209,6 +241,7 @@ async def replicate(context: JobContext) -> Outcome:
 def _figures(copied: Copied) -> dict[str, object]:
     return {
         "blocks": copied.blocks,
+        "direct": copied.direct,
         "bytes": copied.bytes,
         "held_already": copied.held_already,
         "missing": copied.missing,
