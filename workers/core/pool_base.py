@@ -53,7 +53,8 @@ class PoolLimits:
     """Live settings. `write_queue_blocks` bounds the blocks being written at one time.
 
     The newest `pin_active_blocks` of each active sequence are kept from eviction, and by them what
-    is above them, together at most `pin_active_share` of the pool. `reserve_share` of the slots is kept free by demoting ahead.
+    is above them, together at most `pin_active_share` of the pool. `reserve_share` of the slots is
+    kept free by demoting ahead; a small pool keeps more.
     """
 
     lease_seconds: float = 30.0
@@ -93,6 +94,7 @@ class PoolBase:
         self.history = EvictionHistory()
         self.whatif = WhatIf(num_slots)
         self.changed_slots: set[int] = set()  # since the shell last looked: for its journal
+        self._demand = 0.0  # new blocks of the largest store of late
         self._events = EventNotes()
 
     # --- finding ----------------------------------------------------------------------------

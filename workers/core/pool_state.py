@@ -210,6 +210,7 @@ class PoolState(RoomyPool):
     ) -> list[Block]:
         """Pending blocks for the head of `wanted`, as far as quotas and memory have room."""
         room = min(len(wanted), self.write_queue_room)
+        self._note_demand(room)
         room = self._room_in_quotas(self.groups.of(kind.tenant, kind.namespace), room)
         room = self._make_room(room)
         added: list[Block] = []

@@ -19,6 +19,9 @@ from workers.core.pool_base import PoolBase
 from workers.core.tiers import MAX_READS, MAX_WRITES, Outcome, Urgency, WriteOut
 
 MAX_RESERVE: Final = 256
+SMALL_RESERVE: Final = 8
+"""Slots that a pool keeps free at least, up to a quarter of it: a share of few is none."""
+DEMAND_FADES: Final = 15 / 16
 
 
 class TieredPool(PoolBase):
@@ -35,8 +38,17 @@ class TieredPool(PoolBase):
 
     @property
     def reserve(self) -> int:
-        """Free slots to keep ahead of stores."""
-        return max(1, min(int(self.slots.num_slots * self.limits.reserve_share), MAX_RESERVE))
+        """Free slots to keep ahead of stores: a share of the pool, or what lately came at once if
+        that is more. What a store needs beyond it leaves without a copy."""
+        num_slots = self.slots.num_slots
+        share = int(num_slots * self.limits.reserve_share)
+        least = min(SMALL_RESERVE, num_slots // 4)
+        lately = min(int(self._demand), num_slots // 2)
+        return max(1, min(max(share, least, lately), MAX_RESERVE))
+
+    def _note_demand(self, num_new: int) -> None:
+        """A store brings so many new blocks; what was asked before counts less and less."""
+        self._demand = max(float(num_new), self._demand * DEMAND_FADES)
 
     def demote_ahead(self, now: float) -> int:
         """Let blocks leave until the reserve is there, or on its way; how many more do.
