@@ -56,7 +56,8 @@ STOP_SECONDS: Final = 5.0
 LEND_SECONDS: Final = 30.0
 HOLD_SECONDS: Final = 600.0
 """Own scratch slots come back when their transfers have ended; this is for a probe that is lost."""
-SMALL_BYTES: Final = 4096
+SMALL_BYTES: Final = 1024
+"""Fits into one packet of any network: where an MTU is wrong on the way, it still passes."""
 SMALL_TIMES: Final = 8
 LARGE_TIMES: Final = 4
 MAX_PROBES: Final = 4
