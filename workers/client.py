@@ -179,8 +179,10 @@ class AgentClient:
 
     # --- requests ---------------------------------------------------------------------------
 
-    def lookup(self, namespace: bytes, block_hashes: Sequence[bytes]) -> LookupReply:
-        return self.call(Lookup(namespace, list(block_hashes)), LookupReply)
+    def lookup(
+        self, namespace: bytes, block_hashes: Sequence[bytes], request: str = ""
+    ) -> LookupReply:
+        return self.call(Lookup(namespace, list(block_hashes), request), LookupReply)
 
     def lookup_many(self, namespace: bytes, chains: Iterable[Sequence[bytes]]) -> list[LookupReply]:
         return self.call_many([Lookup(namespace, list(chain)) for chain in chains], LookupReply)

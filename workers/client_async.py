@@ -106,8 +106,10 @@ class AsyncAgentClient:
     async def renew(self, owners: Iterable[str]) -> int:
         return (await self.call(Renew(list(owners)), Done)).count
 
-    async def lookup(self, namespace: bytes, block_hashes: Sequence[bytes]) -> LookupReply:
-        return await self.call(Lookup(namespace, list(block_hashes)), LookupReply)
+    async def lookup(
+        self, namespace: bytes, block_hashes: Sequence[bytes], request: str = ""
+    ) -> LookupReply:
+        return await self.call(Lookup(namespace, list(block_hashes), request), LookupReply)
 
     async def promote(
         self,

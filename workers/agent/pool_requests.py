@@ -35,8 +35,8 @@ from workers.core.pool_state import PoolState
 from workers.core.stats_messages import NamespaceSpec
 from workers.pool.records import MAX_TENANT_BYTES
 
-SAME_PROMPT_SECONDS: Final = 2.0
 MAX_OBSERVED: Final = 4096
+MAX_REQUEST_CHARS: Final = 256
 
 Handler = Callable[[Session, Any], ReplyBody]
 
@@ -58,7 +58,7 @@ class PoolRequests:
 
     def __init__(self, node: PoolOwner) -> None:
         self._node = node
-        self._observed: OrderedDict[bytes, float] = OrderedDict()
+        self._observed: OrderedDict[str, None] = OrderedDict()  # requests, by last lookup
 
     def handlers(self) -> dict[type, Handler]:
         return {
@@ -84,20 +84,22 @@ class PoolRequests:
         if pool is None:
             return LookupReply(0)
         if session.hello.role == "worker" and session.hello.kv_role != "kv_consumer":
-            self._observe(pool, body.block_hashes)
+            self._observe(pool, body)
         return pool.lookup(body.namespace, body.block_hashes)
 
-    def _observe(self, pool: PoolState, block_hashes: list[bytes]) -> None:
-        """A prompt is asked for: once, however often its prefill worker looks it up."""
-        now, seen = self._now, self._observed
-        last = block_hashes[-1] if block_hashes else b""
-        if not last or now - seen.get(last, -SAME_PROMPT_SECONDS) < SAME_PROMPT_SECONDS:
+    def _observe(self, pool: PoolState, body: Lookup) -> None:
+        """A request asks for its prompt: it counts once, however often it is looked up and by
+        whichever leg. Two requests are two, be their prompts the same."""
+        request, seen = body.request[:MAX_REQUEST_CHARS], self._observed
+        if not request or not body.block_hashes:
             return
-        seen[last] = now
-        seen.move_to_end(last)
+        is_new = request not in seen
+        seen[request] = None
+        seen.move_to_end(request)
         if len(seen) > MAX_OBSERVED:
             seen.popitem(last=False)
-        pool.whatif.observe([BlockHash(key) for key in block_hashes], now)
+        if is_new:
+            pool.whatif.observe([BlockHash(key) for key in body.block_hashes], self._now)
 
     def _prepare_load(self, session: Session, body: PrepareLoad) -> ReplyBody:
         pool = self._node.pool

@@ -15,7 +15,7 @@ from workers.connector.promotion import Promotion, PromotionJudge
 from workers.connector.request import Found, PoolCalls, RequestState
 from workers.connector.settings import ConnectorSettings
 from workers.core.hashing import block_hashes, root_hash
-from workers.core.ids import OwnerId, load_owner, transfer_owner
+from workers.core.ids import OwnerId, load_owner, request_of, transfer_owner
 from workers.core.messages import LookupReply
 from workers.core.transfer_messages import HolderRef
 
@@ -110,7 +110,9 @@ class Matcher:
         if found and found.first <= first and found.end >= cap and not self._stale(state, now):
             return found
         asked = [(state, first, cap), *self._others(state, now)]
-        replies = self._pool.lookup([one.hashes[start:end] for one, start, end in asked])
+        chains = [one.hashes[start:end] for one, start, end in asked]
+        requests = [request_of(self.load_owner(one)) for one, _, _ in asked]
+        replies = self._pool.lookup(chains, requests)
         if replies is None:
             state.found = None
             return None

@@ -27,8 +27,10 @@ class PoolCalls(Protocol):
     def incarnation(self) -> int:
         """The agent's incarnation; 0 while none is connected."""
 
-    def lookup(self, chains: Sequence[Sequence[bytes]]) -> list[LookupReply] | None:
-        """How much of each chain is held: one round trip for all of them."""
+    def lookup(
+        self, chains: Sequence[Sequence[bytes]], requests: Sequence[str]
+    ) -> list[LookupReply] | None:
+        """How much of each chain is held: one round trip for all of them. For whom: one each."""
 
     def prepare_load(self, owner: str, hashes: Sequence[bytes]) -> list[SlotRef] | None:
         """Pin the held prefix of `hashes`; its slots."""

@@ -60,8 +60,13 @@ class SessionPool:
         welcome = self._session.welcome
         return welcome.incarnation if welcome is not None else 0
 
-    def lookup(self, chains: Sequence[Sequence[bytes]]) -> list[LookupReply] | None:
-        bodies = [Lookup(self.namespace, list(chain)) for chain in chains]
+    def lookup(
+        self, chains: Sequence[Sequence[bytes]], requests: Sequence[str]
+    ) -> list[LookupReply] | None:
+        bodies = [
+            Lookup(self.namespace, list(chain), request)
+            for chain, request in zip(chains, requests, strict=True)
+        ]
         return self._session.call_many(bodies, LookupReply)
 
     def prepare_load(self, owner: str, hashes: Sequence[bytes]) -> list[SlotRef] | None:

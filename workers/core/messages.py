@@ -71,10 +71,15 @@ class Hello(msgspec.Struct, tag=True, frozen=True):
 
 
 class Lookup(msgspec.Struct, tag=True, frozen=True):
-    """How long a prefix of these keys the node holds. Changes nothing, touches nothing."""
+    """How long a prefix of these keys the node holds. Changes nothing, touches nothing.
+
+    `request`: whose prompt this is, the same for all its legs and lookups (`request_of` of a load's
+    owner); what-if counts each once. "" for a question that no prompt stands behind.
+    """
 
     namespace: bytes
     block_hashes: list[bytes]
+    request: str = ""
 
 
 class PrepareLoad(msgspec.Struct, tag=True, frozen=True):

@@ -33,6 +33,7 @@ class CorePool:
         self.known = True
         self.num_lookups = 0
         self.looked_up: list[list[bytes]] = []
+        self.asked_for: list[str] = []  # requests, one for each of these
         self.on_disk: set[bytes] = set()
         self.promotions: list[tuple[str, list[bytes], str]] = []
         self.fetches: list[tuple[str, list[bytes], str, str]] = []
@@ -51,8 +52,11 @@ class CorePool:
     def incarnation(self) -> int:
         return 7
 
-    def lookup(self, chains: Sequence[Sequence[bytes]]) -> list[LookupReply] | None:
+    def lookup(
+        self, chains: Sequence[Sequence[bytes]], requests: Sequence[str]
+    ) -> list[LookupReply] | None:
         self.num_lookups += 1
+        self.asked_for += requests
         self.looked_up += [list(chain) for chain in chains]
         return None if self.down else [self._lookup(chain) for chain in chains]
 

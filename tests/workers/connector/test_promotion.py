@@ -239,6 +239,15 @@ class TestLookups:
         assert pool.num_lookups == 1
         assert len(pool.looked_up) == 10
 
+    def test_each_question_names_its_request_the_same_for_both_legs(self, planner, pool, make_info):
+        planner.add(make_info(40, "cmpl-1", transfer_id="t1", leg="prefill"))
+        planner.add(make_info(40, "cmpl-2", transfer_id="t2", leg="decode"))
+        planner.add(make_info(40, "cmpl-3"))
+        planner.match("cmpl-1", 0, 40, 0.0)
+        planner.match("cmpl-1", 0, 40, 60.0)
+        assert set(pool.asked_for) == {"t1", "t2", "load:w1:cmpl-3"}
+        assert pool.asked_for.count("t1") == 2, "another question, the same request"
+
     def test_waiting_requests_are_asked_about_together_again(self, planner, pool, make_info):
         for number in range(3):
             salt = str(number)

@@ -10,7 +10,7 @@ import structlog
 from workers.client import AsyncAgentClient, make_hello
 from workers.core.errors import AgentUnavailableError, ProtocolError, RefusedError
 from workers.core.hashing import block_hashes, namespace_digest, root_hash
-from workers.core.ids import BlockHash, load_owner, transfer_owner
+from workers.core.ids import BlockHash, OwnerId, load_owner, request_of, transfer_owner
 from workers.core.messages import (
     CompleteStore,
     Done,
@@ -180,8 +180,9 @@ class AgentPool:
         loop = asyncio.get_running_loop()
         began = loop.time()
         first: LookupReply | None = None
+        request = request_of(OwnerId(owner))
         while True:
-            held: LookupReply = await self._client.lookup(self._namespace, hashes)
+            held: LookupReply = await self._client.lookup(self._namespace, hashes, request)
             waited = loop.time() - began
             promotes = held.num_on_disk > 0 and waited < min(patience, WAIT_SECONDS)
             if promotes and first is None:
