@@ -23,7 +23,7 @@ RXE = DeviceLimits(max_qp_wr=1 << 20, max_cqe=32767, max_sge=32, max_qp_rd_atom=
 
 
 class TestGid:
-    def test_routable_ipv4_before_link_local(self) -> None:  # C02
+    def test_c02_routable_ipv4_before_link_local(self) -> None:
         table = [
             GidEntry(0, "fe80::1", V2, "eth0"),
             GidEntry(1, "::ffff:10.0.0.7", V2, "eth0"),
@@ -35,7 +35,7 @@ class TestGid:
         assert "0 fe80::1 (reaches less far)" in choice.reason
         assert not choice.warning
 
-    def test_the_one_of_an_interface_of_this_host(self) -> None:  # C03
+    def test_c03_the_one_of_an_interface_of_this_host(self) -> None:
         table = [
             GidEntry(2, "::ffff:192.168.9.9", V2, "eth1"),
             GidEntry(3, "::ffff:10.0.0.7", V2, "eth0"),
@@ -44,7 +44,7 @@ class TestGid:
         assert choice.index == 3
         assert "no interface here has that address" in choice.reason
 
-    def test_an_interface_that_is_down_is_passed_over(self) -> None:  # C03
+    def test_c03_an_interface_that_is_down_is_passed_over(self) -> None:
         table = [
             GidEntry(0, "::ffff:10.0.0.7", V2, "eth0", netdev_up=False),
             GidEntry(1, "::ffff:10.0.1.7", V2, "eth1"),
@@ -53,19 +53,19 @@ class TestGid:
         assert choice.index == 1
         assert "eth0 is down" in choice.reason
 
-    def test_ipv6_only(self) -> None:  # C04
+    def test_c04_ipv6_only(self) -> None:
         table = [GidEntry(0, "fe80::1", V2, "eth0"), GidEntry(1, "fc00::7", V2, "eth0")]
         choice = choose_gid(table, ["fe80::1", "fc00::7"])
         assert choice.index == 1
         assert not choice.warning
 
-    def test_link_local_is_a_last_resort_and_warned_about(self) -> None:  # C04
+    def test_c04_link_local_is_a_last_resort_and_warned_about(self) -> None:
         choice = choose_gid([GidEntry(0, "fe80::1", V2, "eth0")], ["fe80::1"])
         assert choice.index == 0
         assert "link-local is all there is" in choice.warning
         assert "eth0" in choice.warning
 
-    def test_v2_before_v1(self) -> None:  # C05
+    def test_c05_v2_before_v1(self) -> None:
         table = [
             GidEntry(0, "::ffff:10.0.0.7", V1, "eth0"),
             GidEntry(1, "fe80::1", V2, "eth0"),
@@ -78,7 +78,7 @@ class TestGid:
         choice = choose_gid([GidEntry(0, "::ffff:10.0.0.7", V1, "eth0")], ["10.0.0.7"])
         assert "RoCEv1" in choice.warning
 
-    def test_a_type_mismatch_names_both(self) -> None:  # C05
+    def test_c05_a_type_mismatch_names_both(self) -> None:
         assert check_types(V2, V2, "a", "b") == ""
         text = check_types(V2, V1, "node-a", "node-b")
         assert "roce_v2 at node-a" in text
@@ -124,7 +124,7 @@ class TestQueues:
         assert queues.inline_bytes == 256
         assert queues.notes == ()
 
-    def test_a_depth_of_100000_is_clamped_and_said(self) -> None:  # C14
+    def test_c14_a_depth_of_100000_is_clamped_and_said(self) -> None:
         queues = effective_queues(QueueWish(send_requests=100_000), RXE)
         assert queues.send_requests == 16383
         assert queues.completions <= RXE.max_cqe
@@ -135,7 +135,7 @@ class TestQueues:
         assert queues.send_requests == 16
         assert "rdma.send_requests = 4: 16 is used" in queues.notes[0]
 
-    def test_16_is_kept(self) -> None:  # C14
+    def test_c14_16_is_kept(self) -> None:
         assert effective_queues(QueueWish(send_requests=16), RXE).send_requests == 16
 
     def test_a_small_device_bounds_all(self) -> None:
@@ -154,7 +154,7 @@ class TestRails:
         assert [(rail.mine, rail.theirs) for rail in choice.rails] == [(0, 1), (1, 0)]
         assert not choice.warnings
 
-    def test_off_rail_is_never_silent(self) -> None:  # C17
+    def test_c17_off_rail_is_never_silent(self) -> None:
         mine = [Port(f"mlx5_{i}", 1) for i in range(8)]
         choice = choose_rails(mine, mine[:4], "node-b")
         assert [rail.off_rail for rail in choice.rails] == [False] * 4 + [True] * 4
@@ -168,7 +168,7 @@ class TestRails:
         choice = choose_rails(mine, theirs, "b")
         assert [(rail.mine, rail.theirs) for rail in choice.rails] == [(0, 1), (1, 0)]
 
-    def test_several_queue_pairs_for_a_bonded_port(self) -> None:  # C20
+    def test_c20_several_queue_pairs_for_a_bonded_port(self) -> None:
         rails = choose_rails([Port("bond0", 1)], [Port("bond0", 1)], "b", queue_pairs=2).rails
         assert [(rail.mine, rail.theirs) for rail in rails] == [(0, 0), (0, 0)]
 
@@ -178,7 +178,7 @@ class TestRails:
 
 
 class TestLockedMemory:
-    def test_names_limit_need_and_way_out(self) -> None:  # C06
+    def test_c06_names_limit_need_and_way_out(self) -> None:
         found = check_locked_memory(64 << 20, 2, 8 << 20, privileged=False)
         assert not found.ok
         assert "128 MiB (64 MiB for each of 2 devices)" in found.statement
@@ -195,7 +195,7 @@ class TestLockedMemory:
 
 
 class TestStriping:
-    def test_bytes_spread_evenly(self) -> None:  # C20
+    def test_c20_bytes_spread_evenly(self) -> None:
         outstanding = [0, 0]
         for _ in range(100):
             outstanding[pick_rail(outstanding, [1.0, 1.0], [1, 1])] += 1 << 20

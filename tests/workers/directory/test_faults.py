@@ -360,7 +360,19 @@ async def test_b12_store_that_forgot_everything_is_filled_again(cluster_name: st
         for source in sources:
             source.store()
         await rig.settled()
-        # B13: and a node that joins now is there within seconds
+        assert rig.gone == []
+        await rig.close()
+
+
+async def test_b13_a_node_joins_within_seconds_after_the_store_forgot(cluster_name: str) -> None:
+    if etcd_binary() is None:
+        pytest.skip("etcd is not installed")
+    with EtcdCluster(1) as etcd:
+        rig = Rig(etcd, cluster_name)
+        rig.start("reader", rig.read())
+        rig.node("n0")
+        await rig.settled()
+        etcd.members[0].forget()
         rig.node("n9")
         assert await rig.until(rig.converged, "a new node joins", seconds=10.0) < 10.0
         assert rig.gone == []

@@ -99,7 +99,7 @@ class TestUsablePorts:
             node.usable_ports(RdmaSettings(devices=("mlx5_1/1",)))
 
 
-def test_locked_memory_of_a_process_without_privilege() -> None:  # C06
+def test_c06_locked_memory_of_a_process_without_privilege() -> None:
     code = """
 import os, resource
 from workers.transfer.rdma.node import preflight

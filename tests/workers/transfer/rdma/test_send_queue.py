@@ -90,7 +90,7 @@ def test_slots_are_counted_until_their_completion_is_read() -> None:
     assert queue.room == 3
 
 
-def test_100000_requests_through_a_queue_of_256() -> None:  # C13
+def test_c13_100000_requests_through_a_queue_of_256() -> None:
     device = FakeDevice()
     queue: SendQueue[int] = SendQueue(256, 1, device)
     size = len(queue._memory)
@@ -109,7 +109,7 @@ def test_100000_requests_through_a_queue_of_256() -> None:  # C13
     assert len(queue._memory) == size, "no memory beyond the ring"
 
 
-def test_a_post_cut_short_is_resumed_where_it_stopped() -> None:  # C15
+def test_c15_a_post_cut_short_is_resumed_where_it_stopped() -> None:
     device = FakeDevice(room=5)
     queue: SendQueue[str] = SendQueue(64, 1, device)
     for name in "abcdefgh":

@@ -126,7 +126,7 @@ def test_a_broken_path_is_made_anew_and_the_transfer_ends_well(pair: Pair, nodes
     assert pair.run(request("holder", pieces_of(range(4)))).state is TransferState.COMPLETED
 
 
-def test_a_restarted_holder_serves_again(pair: Pair, nodes: Nodes) -> None:  # C09
+def test_c09_a_restarted_holder_serves_again(pair: Pair, nodes: Nodes) -> None:
     first = nodes.make("holder", serve=True, incarnation=1)
     first.fill(range(4), BLOCK)
     pair.know(first)
@@ -143,7 +143,7 @@ def test_a_restarted_holder_serves_again(pair: Pair, nodes: Nodes) -> None:  # C
     assert new.state is TransferState.COMPLETED, new
 
 
-def test_a_peer_that_fails_every_connection_is_left_alone(pair: Pair) -> None:  # C07, C08
+def test_c07_a_peer_that_fails_every_connection_is_left_alone(pair: Pair) -> None:  # C07, C08
     with socket.create_server(("127.0.0.1", 0)) as listener:
         refusing = threading.Thread(target=_hang_up, args=(listener,), daemon=True)
         refusing.start()

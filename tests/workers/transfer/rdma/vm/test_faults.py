@@ -227,7 +227,7 @@ time.sleep(100)
     return process, PeerAddress("holder", {"rdma": f"{host}:{port}"})
 
 
-def test_a_peer_that_started_anew_is_not_read_by_old_keys(nodes: Nodes) -> None:  # C09
+def test_c09_a_peer_that_started_anew_is_not_read_by_old_keys(nodes: Nodes) -> None:
     puller = nodes.make("puller")
     first = nodes.make("holder", serve=True, incarnation=1)
     first.fill([0], BLOCK)
@@ -253,7 +253,7 @@ def test_a_peer_that_started_anew_is_not_read_by_old_keys(nodes: Nodes) -> None:
     assert ended.cause is None
 
 
-def test_nothing_is_left_of_failed_connections(nodes: Nodes) -> None:  # C07
+def test_c07_nothing_is_left_of_failed_connections(nodes: Nodes) -> None:
     puller, holder = nodes.pair()
     holder.fill([0], BLOCK)
     assert holder.server is not None
@@ -333,7 +333,7 @@ def test_closed_queue_pairs_are_guarded(nodes: Nodes) -> None:
         made.post(0, 1)
 
 
-def test_locked_memory_is_looked_at_before_registration(nodes: Nodes) -> None:  # C06
+def test_c06_locked_memory_is_looked_at_before_registration(nodes: Nodes) -> None:
     code = f"""
 import os, resource, sys
 sys.path.insert(0, {str(SUPPORT)!r})

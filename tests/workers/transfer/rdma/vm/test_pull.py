@@ -53,7 +53,7 @@ def test_large_blocks_in_segments(nodes: Nodes) -> None:
         assert puller.memory.range(1 - slot, 0, 16 * MIB - 8) == data[slot]
 
 
-def test_a_shallow_queue_is_posted_to_in_windows(nodes: Nodes) -> None:  # C13, C14
+def test_c13_a_shallow_queue_is_posted_to_in_windows(nodes: Nodes) -> None:  # C13, C14
     wish = QueueWish(send_requests=16, receive_requests=64)
     settings = RdmaSettings(devices=("rxe0",), queues=wish)
     puller = nodes.make("puller", 256, 4 * KIB, settings=settings)

@@ -27,7 +27,7 @@ def second_device() -> str:
     return "rxelo"
 
 
-def test_bytes_spread_over_queue_pairs(nodes: Nodes) -> None:  # C20
+def test_c20_bytes_spread_over_queue_pairs(nodes: Nodes) -> None:
     puller, holder = nodes.pair(settings=RdmaSettings(devices=("rxe0",), queue_pairs=2))
     data = holder.fill(range(64), BLOCK)
     drive = Driver(puller.connect(holder)).open()
