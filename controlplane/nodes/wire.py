@@ -11,6 +11,7 @@ import msgspec
 from controlplane.errors import InvalidError
 from workers.core.messages import LegReport
 from workers.core.stats_messages import PoolStats
+from workers.core.transfer_stats import BUCKET_SECONDS
 
 DIGEST_BYTES = 32
 MAX_WORKERS = 512
@@ -18,6 +19,7 @@ MAX_PAIRS = 4096
 MAX_TIERS = 8
 MAX_GROUPS = 4096
 MAX_POINTS = 64
+MAX_SLOWEST = 64
 SHORTEN = "The agent must send fewer: of groups the largest."
 T = TypeVar("T")
 
@@ -45,7 +47,28 @@ def pool_stats(raw: dict[str, object], node_id: str, incarnation: int) -> PoolSt
     _bound("pool_stats.tiers", len(stats.tiers), MAX_TIERS, SHORTEN)
     _bound("pool_stats.groups", len(stats.groups), MAX_GROUPS, SHORTEN)
     _bound("pool_stats.whatif", len(stats.whatif), MAX_POINTS, SHORTEN)
+    _check_transfers(stats)
     return stats
+
+
+def _check_transfers(stats: PoolStats) -> None:
+    moved, name = stats.transfers, "pool_stats.transfers"
+    _bound(f"{name}.pairs", len(moved.pairs), MAX_PAIRS)
+    _bound(f"{name}.links", len(moved.links), MAX_PAIRS)
+    _bound(f"{name}.alarms", len(moved.alarms), MAX_PAIRS)
+    for pair in moved.pairs:
+        _bound(f"{name}.pairs.slowest", len(pair.slowest), MAX_SLOWEST)
+        _bound(f"{name}.pairs.missing_by_cause", len(pair.missing_by_cause), MAX_SLOWEST)
+        _bound(f"{name}.pairs.seconds", len(pair.seconds), MAX_SLOWEST)
+        for stage in pair.seconds:
+            if len(stage.counts) != len(BUCKET_SECONDS) + 1:
+                raise InvalidError(
+                    f"{name}.pairs.seconds.counts has {len(stage.counts)} entries, "
+                    f"{len(BUCKET_SECONDS) + 1} are known.",
+                    field=f"{name}.pairs.seconds.counts",
+                    value=len(stage.counts),
+                    way_out="Agent and control plane must be of one version.",
+                )
 
 
 def leg_reports(raw: list[dict[str, object]]) -> list[LegReport]:

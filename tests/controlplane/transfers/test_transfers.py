@@ -76,6 +76,12 @@ class TestReport:
         reply = await api.http.get("/api/v1/transfers/nodes", params={"colour": "red"})
         assert reply.status_code == 422
 
+    async def test_histograms_of_another_version_are_refused(self, api):
+        odd = pair(seconds=[{"stage": "total", "counts": [1, 2], "sum_seconds": 1.0}])
+        reply = await api.heartbeat("n1", transfers={"pairs": [odd]})
+        assert reply.status_code == 422
+        assert reply.json()["field"] == "pool_stats.transfers.pairs.seconds.counts"
+
     async def test_as_text(self, api):
         await beat(api, pair(), alarms=["no transfers with n2 by tcp: x"])
         found = NodeTransferList.model_validate(await api.get("/transfers/nodes"))
