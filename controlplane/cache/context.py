@@ -34,7 +34,7 @@ class JobContext:
         self.tell(self.done, self.total, note)
 
     def expect(self, more: int) -> None:
-        """So many blocks are to come besides those expected so far."""
+        """So many blocks are to come besides those expected so far; fewer if negative."""
         self.total = (self.total or 0) + more
         self.tell(self.done, self.total, "")
 

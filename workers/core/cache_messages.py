@@ -191,6 +191,9 @@ class Slice(msgspec.Struct, tag=True, frozen=True):
     num_in_use: int = 0
     cursor: int | None = None
     total_blocks: int = 0  # in the node's index at the slice's start
+    num_left: int | None = None
+    """Of a purge's selection, in the index after this slice, with what is left alone. At most that,
+    where a tenant and a namespace are given; at least, where a key has very much below it."""
 
 
 class BlockPieces(msgspec.Struct, tag=True, frozen=True):

@@ -218,7 +218,18 @@ def purge(pool: PoolState, body: PurgeChains) -> Slice:
     if namespace and not more and not num_of_namespace(pool, namespace):
         pool._events.cleared(namespace)
     cursor = body.cursor + num_kept if more else None
-    return Slice(num_purged, num_skipped, num_in_use, cursor, total)
+    left = num_selected(pool, body.selection)
+    return Slice(num_purged, num_skipped, num_in_use, cursor, total, left)
+
+
+def num_selected(pool: PoolState, selection: Selection) -> int:
+    """Blocks of a selection, as `Slice.num_left` has them: counted without a walk over the pool."""
+    if selection.key:
+        below = islice(_walk(pool, selection, 0), MAX_SLICE_BLOCKS)
+        return sum(_matches(block, selection) for block in below)
+    if selection.tenant is None and not selection.namespace:
+        return len(pool.blocks)
+    return pool.groups.used_by(selection.tenant, selection.namespace)
 
 
 def withdraw(pool: PoolState, block: Block) -> int:

@@ -70,6 +70,14 @@ class Groups:
     def of(self, tenant: str, namespace: bytes) -> tuple[Group, Group]:
         return self.tenant(tenant), self.namespace(namespace.hex())
 
+    def used_by(self, tenant: str | None, namespace: bytes) -> int:
+        """Blocks of a tenant (None: any) and a namespace (b"": any), one of which is given; of
+        both, or of one that counts with others, at most this many."""
+        names = [(self._tenants, tenant)] if tenant is not None else []
+        names += [(self._namespaces, namespace.hex())] if namespace else []
+        found = (groups.get(name) or groups.get(OTHERS) for groups, name in names)
+        return min(0 if group is None else group.used_blocks for group in found)
+
     @staticmethod
     def count(block: Block, change: int) -> None:
         """A block came (+1) or went (-1)."""

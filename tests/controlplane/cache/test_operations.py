@@ -207,6 +207,7 @@ class TestPurge:
             await worker.store(worker.chain("b", 2))
         job = await cluster.run("purge", node="n1", tenant="acme", confirm="n1/acme")
         assert (job["target"], job["result"]["blocks"]) == ("n1/acme", 3)
+        assert job["progress"]["done"] == job["progress"]["total"] == 3
         assert await two.held(two.chain("a", 3, "acme")) == 3
         rest = await cluster.run("purge", tenant="default", confirm="default")
         assert rest["result"]["blocks"] == 4

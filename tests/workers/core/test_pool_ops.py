@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -90,10 +91,17 @@ class Bench:
             reply = purge(self.pool, PurgeChains(selection, cursor, limit, include_pinned))
             assert before - len(self.pool.blocks) == reply.num_blocks <= limit
             check_integrity(self.pool)
+            assert selection.key or reply.num_left == self.num_of(selection)
             total += reply.num_blocks
             if reply.cursor is None:
                 return total
             cursor = reply.cursor
+
+    def num_of(self, selection: Selection) -> int:
+        """Counted one by one."""
+        spaces = [selection.namespace] if selection.namespace else [ONE, TWO]
+        blocks = [block for block in self.pool.blocks.values() if block.namespace in spaces]
+        return sum(selection.tenant in (None, block.tenant) for block in blocks)
 
     def chains(self, limit: int = 2, **fields: object) -> list[ChainInfo]:
         """All pages of a list."""
@@ -262,6 +270,17 @@ class TestPurge:
         assert bench.purge(key=keys_of("aaaaaaaa")[3]) == 5
         assert bench.pool.lookup(ONE, keys_of("aaaaaaaa")).num_held == 3
         assert bench.pool.lookup(ONE, keys_of("aaabbbbb")).num_held == 8
+
+    def test_what_is_left_of_a_selection(self, bench: Bench) -> None:
+        def left(**fields: Any) -> int | None:
+            return purge(bench.pool, PurgeChains(Selection(**fields), limit=1)).num_left
+
+        assert left(key=keys_of("aaaaaaaa")[4]) == 3
+        assert left(tenant="nobody") == 0
+        assert left(namespace=b"x" * 32) == 0
+        assert left(tenant="acme") == 4
+        assert left(tenant="acme", namespace=ONE) == 4
+        assert left(tenant="acme", namespace=TWO) == 2, "at most: what either has"
 
     def test_everything(self, bench: Bench) -> None:
         assert bench.purge() == 19
