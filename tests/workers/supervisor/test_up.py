@@ -16,6 +16,8 @@ import httpx2
 import pytest
 
 from console.status import collect
+from workers.client import AgentClient, make_hello
+from workers.core.stats_messages import PoolStats
 from workers.supervisor.home import Home
 from workers.supervisor.procfs import session_members
 
@@ -187,6 +189,48 @@ class TestRunning:
         )
         until(lambda: cluster.complete() == 200)
         assert cluster.component(name)["last_error"] == "killed by SIGKILL"
+
+
+class TestTwoNodes:
+    """The smallest cluster in which bytes move: prefill on one node, decode on the other."""
+
+    def test_blocks_travel_and_are_counted(self, tmp_path: Path, model: Path) -> None:
+        cluster = Cluster(tmp_path, model)
+        reply = cluster.up("--nodes", "2")
+        try:
+            assert reply.returncode == 0, reply.stdout + reply.stderr
+            moved = until(lambda: self._moved(cluster))
+            stats = self._stats(cluster, "n2")
+            assert moved == stats.used_blocks * stats.block_bytes
+            (pair,) = stats.transfers.pairs
+            assert (pair.source, pair.destination, pair.transport) == ("n1", "n2", "tcp")
+            until(lambda: self._stats(cluster, "n2").pinned_blocks == 0)
+            until(lambda: self._stats(cluster, "n1").pinned_blocks == 0)
+            until(lambda: any(leg["loaded_blocks"] for leg in self._decode_legs(cluster)))
+        finally:
+            assert cluster.run("down").returncode == 0
+        left = list(Path("/dev/shm").glob(f"perilune-{cluster.status().get('cluster', '?')}-*"))
+        assert left == []
+
+    def _moved(self, cluster: Cluster) -> int:
+        """The gateway learns the paths between nodes within a second or two: ask until then."""
+        assert cluster.complete() == 200
+        return self._stats(cluster, "n2").moved_bytes_total
+
+    @staticmethod
+    def _decode_legs(cluster: Cluster) -> list[dict[str, Any]]:
+        url = cluster.status()["urls"]["control_plane"] + "/api/v1/decisions"
+        rows = httpx2.get(url, trust_env=False, timeout=30).json()["items"]
+        return [row["decode_leg"] for row in rows if row["decode_leg"]]
+
+    @staticmethod
+    def _stats(cluster: Cluster, node: str) -> PoolStats:
+        socket = cluster.data / "run" / f"{node}.sock"
+        client = AgentClient(f"unix:{socket}", make_hello("cli", "test"), 20.0)
+        try:
+            return client.stats()
+        finally:
+            client.close()
 
 
 class TestEnd:
