@@ -9,7 +9,7 @@ from typing import Final
 from workers.core.errors import ConfigError
 from workers.directory.address import parse_directory
 
-TRANSPORTS: Final = ("shm", "tcp")
+TRANSPORTS: Final = ("shm", "tcp", "rdma")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class AgentSettings:
     cluster: str = "perilune"  # its name there
     ssd_path: Path | None = None  # a folder on the device; None = no SSD tier
     secret: bytes | None = field(default=None, repr=False)  # the cluster's; None: no transfers
-    transports: tuple[str, ...] = TRANSPORTS
+    transports: tuple[str, ...] = ("shm", "tcp")
     ssd_bytes: int = 0  # 0 = a tenth of what is free there
 
     def __post_init__(self) -> None:

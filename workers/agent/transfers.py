@@ -19,6 +19,9 @@ from workers.core.transfer_stats import TransferStats
 from workers.pool.arena import Slab
 from workers.transfer.base import PeerAddress, SlotMemory, Transport
 from workers.transfer.engine import TransferEngine
+from workers.transfer.rdma.node import RdmaNode
+from workers.transfer.rdma.server import RdmaServer
+from workers.transfer.rdma.transport import RdmaTransport
 from workers.transfer.shm import ShmTransport
 from workers.transfer.tcp import TcpTransport
 from workers.transfer.tcp_server import TcpServer
@@ -36,6 +39,8 @@ class NodeTransfers:
         self._slab_path = slab_path
         self._memory: SlotMemory | None = None
         self._server: TcpServer | None = None
+        self._rdma: RdmaNode | None = None
+        self._rdma_server: RdmaServer | None = None
         self._pool: PoolState | None = None
         self.engine: TransferEngine | None = None
         self.problem = ""
@@ -65,6 +70,9 @@ class NodeTransfers:
         if self._server is not None:
             host, port = self._server.address
             found["tcp"] = f"{host}:{port}"
+        if self._rdma_server is not None:
+            host, port = self._rdma_server.address
+            found["rdma"] = f"{host}:{port}"
         return found
 
     def follow(self, pool: PoolState | None, namespaces: dict[bytes, NamespaceSpec]) -> None:
@@ -92,11 +100,15 @@ class NodeTransfers:
         """End what is under way; after it nobody writes the slots. Idempotent."""
         if self.engine is not None:
             self.engine.close()
-        if self._server is not None:
-            self._server.close()
+        for server in (self._server, self._rdma_server):
+            if server is not None:
+                server.close()
+        if self._rdma is not None:
+            self._rdma.close()
         if self._memory is not None:
             self._memory.slab.close()
         self.engine = self._server = self._memory = self._pool = None
+        self._rdma = self._rdma_server = None
 
     def _begin(self, pool: PoolState) -> None:
         settings = self._settings
@@ -111,10 +123,26 @@ class NodeTransfers:
                 TcpTransport(memory, settings.node_id, settings.secret, parallelism=PARALLELISM)
             )
             self._server = self._listen(memory, settings.secret)
+        if "rdma" in settings.transports:
+            transports += self._open_rdma(memory, settings.secret)
         self._memory, self._pool = memory, pool
         self.engine = TransferEngine(settings.node_id, memory, transports)
         self.engine.start()
         _log.info("transfers_ready addresses=%s", self.addresses)
+
+    def _open_rdma(self, memory: SlotMemory, secret: bytes) -> list[Transport]:
+        """The slab registered with every active port; without one, blocks go by other ways."""
+        settings = self._settings
+        try:
+            node = RdmaNode(memory, remote_write=False)
+            host = settings.tcp_host or "127.0.0.1"
+            self._rdma_server = RdmaServer(node, settings.node_id, secret, host=host)
+        except (ConfigError, OSError) as error:
+            self.problem = f"no transfers over RDMA: {error}"
+            _log.error("no_rdma error=%s", error)
+            return []
+        self._rdma = node
+        return [RdmaTransport(node, settings.node_id, secret)]
 
     def _listen(self, memory: SlotMemory, secret: bytes) -> TcpServer | None:
         """On the interface that the agent itself listens on."""

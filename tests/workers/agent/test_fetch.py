@@ -154,6 +154,17 @@ def test_blocks_travel_and_are_the_same(
     assert two.client.stats().pinned_blocks == 0
 
 
+def test_without_an_rdma_device_blocks_go_over_tcp_and_the_log_says_why(
+    make_pair: MakePair, chain: tuple[bytes, list[bytes]], block_bytes: int
+) -> None:
+    one, two = make_pair("tcp,rdma")
+    namespace, keys = chain
+    store(one, namespace, keys[:4], block_bytes)
+    fetch(two, one.holder, namespace, keys[:4])
+    assert settled(two, namespace, keys[:4]).num_held == 4
+    assert "no_rdma error=rdma.devices" in two.agent.log
+
+
 def test_what_is_here_is_not_fetched_again(
     make_pair: MakePair, chain: tuple[bytes, list[bytes]], block_bytes: int
 ) -> None:
