@@ -9,7 +9,7 @@ WORDS = (
     ("wanted again", "evicted blocks that were asked for again soon after (within 5 min) / evicted blocks"),
     ("starved", "evictions that found only pinned blocks: then nothing can be stored"),
     ("lapsing", "bytes kept from eviction by pins whose owner has not renewed its lease"),
-    ("demoted, promoted", "blocks copied from DRAM to SSD, and read back from SSD into DRAM"),
+    ("demoted, promoted", "blocks that moved from DRAM to SSD, and came back from SSD into DRAM"),
     ("stale claims", "blocks that the prefix index says a node holds and that it does not / claims checked"),
     ("what-if", "hit rate of what the pool is asked for, predicted from the keys of requests at other capacities"),
     ("write queue", "blocks waiting to be stored / bound; alarm at 70 %"),

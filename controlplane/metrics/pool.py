@@ -54,6 +54,10 @@ def _tier(node: str, tier: TierStats) -> Iterator[Sample]:
 def _eviction(stats: PoolStats) -> Iterator[Sample]:
     node, health = (stats.node_id,), stats.eviction
     yield "pool_evict_successes_total", node, health.successes_total
+    for field in ("demoted", "promoted", "dropped_undemoted"):
+        count = getattr(health, f"{field}_blocks_total")
+        if count is not None:
+            yield f"pool_{field}_blocks_total", node, count
     yield "pool_pinned_bytes", node, health.pinned_bytes
     yield "pool_leased_bytes", node, health.leased_bytes
     yield "pool_eviction_history_entries", node, health.history_entries

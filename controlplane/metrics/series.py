@@ -84,7 +84,7 @@ POOL = (
     _node("store_refused_total", "counter", "blocks", "Blocks for which there was no room."),
     _node("loaded_blocks_total", "counter", "blocks", "Blocks loaded."),
     _node("load_failed_total", "counter", "blocks", "Blocks whose read failed; they were recomputed."),
-    _node("evict_attempts_total", "counter", "attempts", "Evictions tried."),
+    _node("evict_attempts_total", "counter", "attempts", "Times that blocks were asked to leave: for stores, quotas, lowered limits, room on SSD, and ahead of need."),
     _node("starved_by_pins_total", "counter", "attempts", "Evictions that found only pinned blocks."),
     _node("corrupt_total", "counter", "blocks", "Reads that failed verification."),
     _node("leases_expired_total", "counter", "leases", "Leases that ran out instead of being released."),
@@ -100,10 +100,10 @@ TIER = (
     _tier("capacity_bytes", "gauge", "bytes", "Bytes of blocks that the tier may hold."),
     _tier("used_bytes", "gauge", "bytes", "Bytes of blocks that it holds; a block in both tiers counts in both."),
     _tier("free_device_bytes", "gauge", "bytes", "Bytes really free on the device under the tier."),
-    _tier("read_blocks_total", "counter", "blocks", "Blocks read from the tier; from SSD: promoted."),
+    _tier("read_blocks_total", "counter", "blocks", "Blocks read from the tier."),
     _tier("read_bytes_total", "counter", "bytes", "Bytes of these blocks."),
     _tier("read_seconds_total", "counter", "seconds", "Time that these reads took."),
-    _tier("written_blocks_total", "counter", "blocks", "Blocks written to the tier; to SSD: demoted."),
+    _tier("written_blocks_total", "counter", "blocks", "Blocks written to the tier; to SSD: copies, also of blocks that then stayed."),
     _tier("written_bytes_total", "counter", "bytes", "Bytes of these blocks."),
     _tier("write_seconds_total", "counter", "seconds", "Time that these writes took."),
     _tier("evicted_blocks_total", "counter", "blocks", "Blocks that left the tier for room."),
@@ -112,7 +112,10 @@ TIER = (
 )  # fmt: skip
 
 EVICTION = (
-    _node("evict_successes_total", "counter", "attempts", "Evictions that found what they needed."),
+    _node("evict_successes_total", "counter", "attempts", "Of these, those that got all the blocks they asked for."),
+    _node("demoted_blocks_total", "counter", "blocks", "Blocks that left memory with a copy on SSD."),
+    _node("promoted_blocks_total", "counter", "blocks", "Blocks that came back from SSD into memory."),
+    _node("dropped_undemoted_blocks_total", "counter", "blocks", "Blocks that left the pool for room before a copy was on SSD."),
     _node("pinned_bytes", "gauge", "bytes", "Bytes kept from eviction by pins."),
     _node("leased_bytes", "gauge", "bytes", "Of these, by owners whose lease has not been renewed since."),
     _node("eviction_history_entries", "gauge", "blocks", "Evicted blocks still remembered."),

@@ -38,7 +38,7 @@ def counters_of(stats: PoolStats) -> dict[str, float]:
         values["evict_successes"] = float(stats.eviction.successes_total)
     for tier in stats.tiers:
         values |= _tier_counters(tier)
-    return values
+    return values | _moves(stats)
 
 
 def causes_of(stats: PoolStats) -> dict[str, int]:
@@ -67,13 +67,21 @@ def tier_of(stats: PoolStats, name: str) -> TierStats | None:
     return next((tier for tier in stats.tiers if tier.tier == name), None)
 
 
+def _moves(stats: PoolStats) -> dict[str, float]:
+    """Between memory and SSD. An older agent says only what the disk read and wrote: that is more
+    than what moved by reads that failed and by copies whose blocks stayed."""
+    ssd, health = tier_of(stats, "ssd"), stats.eviction
+    if ssd is None:
+        return {}
+    promoted, demoted = health.promoted_blocks_total, health.demoted_blocks_total
+    return {
+        "promoted_blocks": float(ssd.read_blocks_total if promoted is None else promoted),
+        "demoted_blocks": float(ssd.written_blocks_total if demoted is None else demoted),
+    }
+
+
 def _tier_counters(tier: TierStats) -> dict[str, float]:
-    values = {
+    return {
         f"{tier.tier}_read_bytes": float(tier.read_bytes_total),
         f"{tier.tier}_written_bytes": float(tier.written_bytes_total),
     }
-    if tier.tier == "ssd":
-        # what is read from disk is promoted, what is written there is a demotion's copy
-        values["promoted_blocks"] = float(tier.read_blocks_total)
-        values["demoted_blocks"] = float(tier.written_blocks_total)
-    return values

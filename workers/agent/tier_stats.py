@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from workers.core.pool_state import PoolState
 from workers.core.quotas import Group
 from workers.core.stats_messages import EvictionStats, GroupStats, TierStats, WhatIfPoint
@@ -85,12 +87,18 @@ def _group(group: Group, block_bytes: int) -> GroupStats:
 def eviction_stats(pool: PoolState) -> EvictionStats:
     counters, policy = pool.counters, pool.policy.policy
     leased = {block for o in pool.owners.all() if not o.renewed for block in o.pins}
-    return pool.history.health(
+    health = pool.history.health(
         dict(policy.params),
         attempts=counters.evict_attempts_total,
         successes=counters.evict_successes_total,
         pinned_bytes=pool.num_pinned * pool.block_bytes,
         leased_bytes=len(leased) * pool.block_bytes,
+    )
+    return replace(
+        health,
+        demoted_blocks_total=counters.demoted_blocks_total,
+        promoted_blocks_total=counters.promoted_blocks_total,
+        dropped_undemoted_blocks_total=counters.dropped_undemoted_total,
     )
 
 

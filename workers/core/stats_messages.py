@@ -112,6 +112,9 @@ class EvictionStats(msgspec.Struct, frozen=True):
     wanted_within_seconds: float = 300.0
     evicted_by_reason: dict[str, int] = {}  # "capacity", "quota", "ssd_capacity", ...
     history_entries: int = 0
+    demoted_blocks_total: int | None = None  # left memory with a copy on SSD
+    promoted_blocks_total: int | None = None  # came back from SSD into memory
+    dropped_undemoted_blocks_total: int | None = None  # left the pool before a copy was on SSD
 
 
 class WhatIfPoint(msgspec.Struct, frozen=True):

@@ -55,7 +55,13 @@ async def scraped(api, bodies):
         groups=[
             {"kind": "tenant", "name": "a", "used_blocks": 1, "used_bytes": 1, "quota_bytes": 9}
         ],
-        eviction={"age_p50_seconds": 1.0, "age_p99_seconds": 2.0},
+        eviction={
+            "age_p50_seconds": 1.0,
+            "age_p99_seconds": 2.0,
+            "demoted_blocks_total": 3,
+            "promoted_blocks_total": 2,
+            "dropped_undemoted_blocks_total": 1,
+        },
         whatif=[{"capacity_factor": 1.0, "capacity_blocks": 100, "hit_rate": 0.5}],
         shm_bytes_by_pair=pair,
         shm_seconds_by_pair={"p1>d1": 0.5},

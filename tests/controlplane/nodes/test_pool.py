@@ -153,6 +153,15 @@ class TestApi:
         lines = [line["text"] for line in (await api.get("/overview"))["attention"]]
         assert any(line.startswith("nothing evictable on n1") for line in lines)
 
+    async def test_what_moved_is_not_what_the_disk_wrote(self, api) -> None:
+        for step in (0, 5):
+            tier = _ssd(3 * step) | {"written_blocks_total": 2 * step}
+            moves = {"demoted_blocks_total": step, "promoted_blocks_total": step + 1}
+            await api.heartbeat("n1", tiers=[tier], eviction=moves)
+            api.second()
+        (node,) = (await api.get("/cache/pool"))["nodes"]
+        assert (node["eviction"]["demoted"], node["eviction"]["promoted"]) == (5, 5)
+
     async def test_e06_a_restarted_agent_is_a_gap_not_a_negative_rate(self, api) -> None:
         await api.heartbeat("n1", tiers=[_ssd(50)])
         api.second()

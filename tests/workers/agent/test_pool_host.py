@@ -119,3 +119,18 @@ def test_tiers_are_shown_nearest_first_with_what_is_wrong(host: PoolHost) -> Non
     host.disk_full(False)
     assert tier_stats(pool, facts, [])[1].state == "ok"
     assert len(whatif_curve(pool)) == 5
+
+
+def test_what_moved_between_the_tiers_is_told(host: PoolHost) -> None:
+    pool = pool_of(host)
+    told = eviction_stats(pool)
+    assert (told.demoted_blocks_total, told.promoted_blocks_total) == (0, 0)
+    pool.counters.demoted_blocks_total = 5
+    pool.counters.promoted_blocks_total = 3
+    pool.counters.dropped_undemoted_total = 2
+    pool.counters.count_eviction(4, 4)
+    pool.counters.count_eviction(4, 1)
+    told = eviction_stats(pool)
+    assert (told.demoted_blocks_total, told.promoted_blocks_total) == (5, 3)
+    assert told.dropped_undemoted_blocks_total == 2
+    assert (told.attempts_total, told.successes_total) == (2, 1)
