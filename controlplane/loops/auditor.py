@@ -18,6 +18,7 @@ import structlog
 from controlplane.feed import Feed
 from controlplane.index_audit.schemas import CacheResync, ResyncResult, Tier
 from controlplane.index_audit.service import NodeFindings
+from controlplane.loops.ending import end_tasks
 from controlplane.plane import Plane
 from workers.client_async import AsyncAgentClient
 from workers.client_base import make_hello
@@ -65,8 +66,7 @@ class Auditor:
         await asyncio.gather(*(self._check(node_id) for node_id in due))
 
     async def close(self) -> None:
-        for node_id in list(self._followed):
-            await self._unfollow(node_id)
+        await asyncio.gather(*(self._unfollow(node_id) for node_id in list(self._followed)))
 
     async def resync(self, wanted: CacheResync) -> ResyncResult:
         """Do what an operator asks. NotFoundError, or PeriluneError where the agent does not answer."""
@@ -105,9 +105,10 @@ class Auditor:
         self._followed[node_id] = _Followed(endpoint, feed, task)
 
     async def _unfollow(self, node_id: str) -> None:
-        followed = self._followed.pop(node_id)
-        followed.task.cancel()
-        await asyncio.gather(followed.task, return_exceptions=True)
+        """Its task stays ours until it has ended: a pass that is cut short here goes on with it."""
+        followed = self._followed[node_id]
+        await end_tasks([followed.task])
+        del self._followed[node_id]
         await followed.feed.client.close()
 
     # --- checking ---

@@ -11,6 +11,7 @@ import contextlib
 import structlog
 
 from controlplane.index_audit.schemas import DirectoryStatus
+from controlplane.loops.ending import end_tasks
 from controlplane.plane import Plane
 from workers.clock import SystemClock
 from workers.core.ids import NodeId
@@ -54,9 +55,7 @@ class DirectoryWatch:
         self._plane.index_audit.directory = self._status()
 
     async def close(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(self._tasks)
         if self._leadership is not None:
             await self._leadership.resign()
         if self._directory is not None:

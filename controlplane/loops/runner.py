@@ -11,6 +11,7 @@ import structlog
 from controlplane.clock import Clock
 from controlplane.loops.auditor import AUDIT_SECONDS, Auditor
 from controlplane.loops.directory import DirectoryWatch
+from controlplane.loops.ending import end_tasks
 from controlplane.loops.jobs import JobRunner
 from controlplane.overview.service import TICK_WINDOW_SECONDS
 from controlplane.plane import Plane
@@ -86,11 +87,7 @@ class Loops:
         return self
 
     async def __aexit__(self, *_error: object) -> None:
-        pending = set(self._tasks)
-        while pending:  # more than once: a cancellation can be lost where a wait ends just then
-            for task in pending:
-                task.cancel()
-            _, pending = await asyncio.wait(pending, timeout=1.0)
+        await end_tasks(self._tasks)
         await self._jobs.close()
         await self._auditor.close()
         await self._directory.close()
