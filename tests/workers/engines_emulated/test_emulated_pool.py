@@ -130,3 +130,14 @@ async def test_hints_are_sent_by_leg_two(fleet: Fleet, tiered: Any, session: str
     await worker(fleet, "d1").prefill(TOKENS, SALT, leg("decode", num_blocks=6, session=session))
     assert sent == [session]
     assert lookup(client).num_held == 6  # it is worth less or more, and here all the same
+
+
+async def test_one_prompt_in_many_requests_is_predicted_to_hit(fleet: Fleet, tiered: Any) -> None:
+    """However close they come, and each once for all its lookups and legs."""
+    client = tiered.client("cli", "test")
+    for number in range(60):
+        await store(fleet, client, TOKENS, SALT, number)
+        await worker(fleet, "d1").prefill(TOKENS, SALT, leg("decode", number, num_blocks=6))
+    [now] = [point for point in client.stats().whatif if point.capacity_factor == 1.0]
+    assert now.hit_rate is not None
+    assert now.hit_rate > 0.9
