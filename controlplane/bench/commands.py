@@ -25,7 +25,7 @@ def register(app: typer.Typer) -> None:
     group = typer.Typer(name=GROUP, help="Measure parts of the product.", no_args_is_help=True)
     group.callback()(_group)
     group.command("gateway")(gateway)
-    app.add_typer(group)
+    app.add_typer(group, name=GROUP)
 
 
 def _group() -> None:

@@ -30,7 +30,7 @@ def _bench_group(app: typer.Typer) -> typer.Typer:
             return info.typer_instance
     group = typer.Typer(name=GROUP, help="Measure parts of the product.", no_args_is_help=True)
     group.callback()(_bench)
-    app.add_typer(group)
+    app.add_typer(group, name=GROUP)
     return group
 
 
