@@ -28,6 +28,8 @@ from workers.core.errors import ConfigError
 T = TypeVar("T")
 SPOKEN_SECONDS = 5.0
 MIN_COLUMNS = 40
+EXIT_HANGUP = 129
+"""As shells give it to what SIGHUP ended."""
 
 
 def console(url: str | None, *, plain: bool, ascii_only: bool, light: bool, screen: str) -> int:
@@ -71,7 +73,12 @@ def full_screen(url: str | None, *, ascii_only: bool, light: bool, screen: str) 
         light=light,
         start=screen,
     )
-    app.run()
+    try:
+        app.run()
+    finally:
+        if not sys.stdin.isatty():
+            # The terminal is gone, and the toolkit's reading thread with it in an endless loop.
+            os._exit(app.return_code or EXIT_HANGUP)
     return app.return_code or 0
 
 

@@ -234,6 +234,19 @@ def test_e20_a_signal_leaves_the_terminal_as_it_was(number: int, terminal: Termi
     assert "-icanon" not in shown
 
 
+def test_e20_a_terminal_that_is_gone_takes_the_console_along(plane: Plane, tmp_path: Path) -> None:
+    """An ssh session that breaks: nothing may go on reading from nowhere."""
+    environ = {"PERILUNE_HOME": str(plane.home), "PERILUNE_URL": plane.url}
+    terminal = Terminal(tmp_path, environ)
+    try:
+        terminal.send(CONSOLE, "Enter")
+        terminal.until("demo  LIVE")
+        console = terminal.child()
+    finally:
+        terminal.close()
+    wait(lambda: not console.is_running(), "the console runs on without a terminal")
+
+
 def test_e25_no_width_and_no_terminal(terminal: Terminal) -> None:
     terminal.send(
         f"{CONSOLE} --screen policies | head -8; TERM=dumb {CONSOLE} --screen audit; echo code $?",
