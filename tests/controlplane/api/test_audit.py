@@ -63,6 +63,7 @@ async def _writes(api, bodies):
         {"node_id": "n1"},
         {},
     )
+    yield "post", "/api/v1/doctor", "/api/v1/doctor", {"probe": False}, {}
     yield "delete", "/api/v1/jobs/{job_id}", "/api/v1/jobs/1", None, {}
     await _end_job(api, 2)
     yield "post", "/api/v1/jobs/{job_id}/undo", "/api/v1/jobs/2/undo", {}, {}
