@@ -17,6 +17,7 @@ from textual.screen import Screen
 from console.tui import actions, cache_actions, frame, keys, palette
 from console.tui.caps import Caps, detect
 from console.tui.context import Context
+from console.tui.ending import end_at_the_latest
 from console.tui.feed import EventSource, Feed
 from console.tui.lines import Line, LinesView, line, toned
 from console.tui.localtime import LocalZone
@@ -139,6 +140,7 @@ class ConsoleApp(App[None], inherit_bindings=False):
                 return  # not the main thread: whoever runs the loop owns the signals
 
     def _end_by_signal(self, number: int) -> None:
+        end_at_the_latest(128 + number)
         self.exit(return_code=128 + number)
 
     @work(exclusive=True, group="feed")

@@ -117,12 +117,12 @@ async def open_agent(target: Target) -> AsyncIterator[NodeAgent]:
 
 
 def targets(nodes: NodeRegistry, node_id: str | None) -> list[Target]:
-    """The node asked for, or every node that is not lost. NotFoundError: it is unknown."""
+    """The node asked for, or every known one: one that does not answer fails what is asked of all,
+    lost ones too, since their blocks come back with them. NotFoundError: it is unknown."""
     if node_id is not None:
         node = nodes.find(node_id)
         return [Target(node.id, node.events_endpoint)]
-    known = [node for node in nodes.list() if node.state != "lost"]
-    return [Target(node.id, node.events_endpoint) for node in known]
+    return [Target(node.id, node.events_endpoint) for node in nodes.list()]
 
 
 async def hottest_chains(agent: NodeAgent, selection: Selection, count: int) -> list[ChainInfo]:

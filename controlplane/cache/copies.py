@@ -234,7 +234,7 @@ async def replicate(context: JobContext) -> Outcome:
                 break
             finally:
                 context.by_node[destination.node] = _figures(copy.sum)
-    how = f"Purge the copies where they are not wanted: perilune cache purge --node {destination.node} --key KEY."
+    how = f"Purge the copies where they are not wanted: perilune cache purge KEY --node {destination.node}."
     return context.outcome({"how": how}, **_figures(copy.sum))
 
 

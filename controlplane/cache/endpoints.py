@@ -157,7 +157,7 @@ def _position(cursor: str | None) -> tuple[str, int] | None:
 
 async def _check_confirmed(plane: Plane, spec: dict[str, Any], body: CachePurge) -> None:
     name, confirm = target_name(spec), body.confirm
-    if confirm in (name, target_name(body.model_dump())):  # a namespace's digits as they came
+    if confirm and confirm in (name, target_name(body.model_dump())):  # digits as they came
         return
     if not confirm and await _is_one_chain(plane, spec):
         return

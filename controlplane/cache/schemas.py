@@ -12,7 +12,7 @@ from controlplane.schema_base import Id, Page, Reason, Schema
 
 NamespaceName = Annotated[str, Field(pattern=r"^[0-9a-f]{8,64}$")]
 """Hex digest of a namespace, or its first 8 digits and more where they name one only."""
-Tenant = Annotated[str, Field(max_length=512)]
+Tenant = Annotated[str, Field(min_length=1, max_length=512)]
 """The cache salt; `default` stands for those without one."""
 BlockKey = Annotated[str, Field(pattern=r"^[0-9a-f]{32}$")]
 """Hex of a block's 16 bytes: it names the chain from its head to that block."""

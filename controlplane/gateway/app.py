@@ -15,7 +15,13 @@ from controlplane.gateway.agents import Agents
 from controlplane.gateway.answers import AnswerError
 from controlplane.gateway.api_client import ApiClient
 from controlplane.gateway.asked import Asked
-from controlplane.gateway.bodies import DEFAULT_TENANT, ClientBody, legs_salt, parse
+from controlplane.gateway.bodies import (
+    DEFAULT_TENANT,
+    ClientBody,
+    has_illegal_salt,
+    legs_salt,
+    parse,
+)
 from controlplane.gateway.cluster import Cluster
 from controlplane.gateway.legs import LegSender
 from controlplane.gateway.metrics import CONTENT_TYPE, Extra, render
@@ -168,6 +174,10 @@ class Gateway:
         tenant = self._tenant(request)
         body = parse(request.body, chat=chat)
         model = self._model(body)
+        if tenant != DEFAULT_TENANT and has_illegal_salt(body.fields.get("cache_salt")):
+            # An engine that took it as it is would let tenants of one salt share blocks.
+            message = "cache_salt: must be a text of 1 to 1024 characters; shorten it"
+            raise AnswerError(400, message, "invalid_cache_salt", "cache_salt")
         salt = legs_salt(tenant, body.fields.get("cache_salt"))
         prompts = await self._tokens(body, model)
         # An odd factor makes neighbours differ in the eight characters that consoles show.

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from controlplane.gateway.bodies import ClientBody
+from controlplane.gateway.bodies import DEFAULT_TENANT, ClientBody
 from controlplane.gateway.server import Request
 
 MAX_ECHOED_ID = 200
@@ -23,6 +23,12 @@ class Asked(msgspec.Struct):
     @property
     def num_tokens(self) -> int | None:
         return None if self.prompts is None else sum(map(len, self.prompts))
+
+    @property
+    def pool_tenant(self) -> str:
+        """As the pool books it: by name, whatever salts the tenant uses; "" for the default one,
+        whose salts are booked each for itself."""
+        return "" if self.tenant == DEFAULT_TENANT else self.tenant
 
     def client_headers(self, passed: bytes) -> bytes:
         """Ids for the client: its own echoed where it sent one, and ours."""

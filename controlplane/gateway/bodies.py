@@ -108,6 +108,7 @@ class LegParams(msgspec.Struct, frozen=True, omit_defaults=True):
     num_blocks: int | None = None
     session: Session = ""
     holder: Holder | None = None
+    tenant: str = ""  # whose quota the blocks count against; "" for the default tenant
 
 
 def session_of(headers: dict[bytes, bytes]) -> Session:

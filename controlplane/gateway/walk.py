@@ -235,7 +235,9 @@ class Walk:
             holder = self._context.cluster.paths.holders.get(source.node_id)
             num_blocks = self._plan.held_blocks.get(source.node_id)
         session = session_of(self._asked.request.headers)
-        return LegParams(self._asked.request_id, "prefill", num_blocks, session, holder)
+        return LegParams(
+            self._asked.request_id, "prefill", num_blocks, session, holder, self._asked.pool_tenant
+        )
 
     def _prefilled(self, worker: WorkerState, reply: PrefillReply) -> None:
         """Compare token counts, and let the worker's prediction learn."""
@@ -294,7 +296,9 @@ class Walk:
         if prefill is not None and prefill.row.node_id != node_id:
             holder = cluster.paths.holders.get(prefill.row.node_id)
         session = session_of(self._asked.request.headers)
-        return LegParams(self._asked.request_id, "decode", num_blocks, session, holder)
+        return LegParams(
+            self._asked.request_id, "decode", num_blocks, session, holder, self._asked.pool_tenant
+        )
 
     def _blocks(self, prefilled: PrefillReply) -> int:
         """Blocks that decode may load. A reply to several prompts speaks of the first only."""

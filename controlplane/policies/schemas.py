@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from controlplane.schema_base import Page, Schema
+from controlplane.schema_base import MAX_INTEGER, Page, Schema
 from workers.core.errors import ConfigError
 from workers.core.policies.registry import DEFAULT_POLICY, check_policy
 
@@ -133,5 +133,5 @@ class PolicyList(Page):
 class PolicyRevert(Schema):
     """Body of POST /api/v1/policies/{kind}/{scope}/revert: a new revision with the old spec."""
 
-    revision: Annotated[int, Field(ge=1, strict=True)]
+    revision: Annotated[int, Field(ge=1, le=MAX_INTEGER, strict=True)]
     reason: Annotated[str, Field(max_length=500)] = ""

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Final, Protocol
 
+from workers.agent.pool_requests import short_tenant
 from workers.agent.session import Session
 from workers.agent.transfers import NodeTransfers
 from workers.client_async import AsyncAgentClient
@@ -139,7 +140,9 @@ class Fetcher:
         parent = body.block_hashes[present - 1] if present else b""
         keys = body.block_hashes[present:]
         # This task ends the owner, whatever happens; no lease does, while bytes are on their way.
-        prepared = pool.prepare_store(client, owner, body.namespace, parent, keys, now, body.tenant)
+        prepared = pool.prepare_store(
+            client, owner, body.namespace, parent, keys, now, short_tenant(body.tenant)
+        )
         wanted = [
             _Wanted(key, slot)
             for key, slot in zip(keys, prepared.slots, strict=True)

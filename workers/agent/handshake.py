@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from workers.core.hashing import PUBLISHED_TEST_VECTOR
-from workers.core.messages import PROTOCOL_VERSION, Hello, Refused
+from workers.core.messages import PROTOCOL_VERSION, Hello, LegReport, Refused
 from workers.core.stats_messages import NamespaceSpec
 
 MAX_NAMESPACES: Final = 256
+MAX_ID_CHARS: Final = 200
 
 
 def check_hello(hello: Hello) -> Refused | None:
@@ -52,6 +54,21 @@ def check_block_tokens(spec: NamespaceSpec, block_tokens: int) -> Refused | None
             f"page_bytes = {list(spec.page_bytes)}: every layer needs at least one byte a page. "
             "Send the engine's page sizes, layer by layer.",
         )
+    return None
+
+
+def check_leg_report(report: LegReport) -> Refused | None:
+    """What others would choke on must not be passed on: it would be sent again and again."""
+    for name in ("transfer_id", "worker_id"):
+        if len(getattr(report, name)) > MAX_ID_CHARS:
+            return Refused("leg_report", f"{name} has over {MAX_ID_CHARS} characters.")
+    seconds = [
+        report.kv_wait_seconds,
+        *report.kv_wait_by_layer_seconds,
+        *report.kv_wait_by_stage_seconds.values(),
+    ]
+    if not all(map(math.isfinite, seconds)):
+        return Refused("leg_report", "A wait is no finite number of seconds.")
     return None
 
 

@@ -19,6 +19,7 @@ from workers.core.messages import LegReport, WorkerCommand
 
 TIMEOUT_SECONDS: Final = 2.0
 MAX_BACKOFF_SECONDS: Final = 5.0
+UNREADABLE: Final = 422
 MAX_REPORTS_A_BEAT: Final = 1000
 
 _log = logging.getLogger(__name__)
@@ -63,6 +64,9 @@ class Heartbeat:
         except httpx2.HTTPStatusError as error:
             answer = error.response
             self._note_failure(f"{answer.status_code} {answer.text[:300]}")
+            if answer.status_code == UNREADABLE:
+                # Whatever it was, it would be refused again: better no report than no heartbeat.
+                _drop_sent(node, reports, acknowledged)
             return
         except (httpx2.HTTPError, msgspec.MsgspecError, OSError) as error:
             self._note_failure(str(error))

@@ -19,6 +19,7 @@ from workers.agent.handshake import (
     check_block_tokens,
     check_geometry,
     check_hello,
+    check_leg_report,
 )
 from workers.agent.metrics import AgentFacts, LegCounters, pool_stats
 from workers.agent.pool_host import PoolHost, Storage
@@ -246,6 +247,8 @@ class Node:
     # --- requests ---------------------------------------------------------------------------
 
     def _leg_report(self, session: Session, body: LegReport) -> ReplyBody:
+        if (refused := check_leg_report(body)) is not None:
+            return refused
         self.legs.count(body)
         self.leg_reports.append(body)
         self._broadcast(body)

@@ -31,6 +31,7 @@ from workers.core.messages import (
     ReplyBody,
     ReportCorrupt,
 )
+from workers.core.pool_ops import OPERATOR_PREFIX
 from workers.core.pool_state import PoolState
 from workers.core.stats_messages import NamespaceSpec
 from workers.pool.records import MAX_TENANT_BYTES
@@ -172,6 +173,11 @@ class PoolRequests:
 
     def _release(self, session: Session, body: Release) -> ReplyBody:
         pool = self._node.pool
+        if body.owner.startswith(OPERATOR_PREFIX):
+            return Refused(
+                "owner",
+                f"owner = {body.owner!r}: an operator's pin ends by `perilune cache unpin`.",
+            )
         return Done(0 if pool is None else pool.release(OwnerId(body.owner), self._now))
 
     def _renew(self, session: Session, body: Renew) -> ReplyBody:

@@ -79,6 +79,7 @@ class RequestInfo:
     expected_blocks: int = 0  # of leg 2: what leg 1 stored; of leg 1: what the holder has
     holder: HolderRef | None = None  # another node, to pull these blocks from
     session: SessionHint = ""
+    tenant: str = ""  # its name, where the gateway gives one
     skip: bool = False  # reads and writes nothing of the pool, and counts as neither hit nor miss
 
 
@@ -150,4 +151,4 @@ class RequestState:
     @property
     def tenant(self) -> str:
         """Whose quota its blocks count against."""
-        return self.info.cache_salt or ""
+        return self.info.tenant or self.info.cache_salt or ""

@@ -200,6 +200,7 @@ def request_info(request: Any, block_tokens: int) -> RequestInfo:
         expected_blocks=_count(params.get("num_blocks")),
         holder=_holder(params.get("holder")),
         session=_session(params.get("session")),
+        tenant=_text(params.get("tenant")),
         skip=skip,
     )
 

@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from workers.core.blocks import Block
+from workers.core.quotas import Group
 
 LOOK_BACK_BLOCKS: Final = 256
 
@@ -67,6 +68,13 @@ class ActiveTails:
         """The sequences that end in this chain are not active any more."""
         for block in chain:
             self._drop(block)
+
+    def give_up(self, group: Group) -> int:
+        """A tenant or namespace at its quota keeps nothing from itself; how many sequences."""
+        ended = [last for last in self._tails if group in last.groups]
+        for last in ended:
+            self._drop(last)
+        return len(ended)
 
     def expire(self, now: float) -> None:
         while self._tails:

@@ -46,12 +46,22 @@ class RoomyPool(TieredPool):
         before = group.used_blocks
         missing = num_blocks - len(victims)
         if missing > 0:
-            among = cells_of(group, self.policy.cells)
-            more = self.policy.evict(missing, self._uncovers(), self.now, among=among, some=True)
-            self._drop(more, "quota")
+            missing -= self._evict_from_memory(group, missing)
+        if missing > 0 and self._give_up_active(group):
+            self._evict_from_memory(group, missing)
         num_left = len(victims) + before - group.used_blocks
         self.counters.count_eviction(num_blocks, num_left)
         return num_left
+
+    def _evict_from_memory(self, group: Group, num_blocks: int) -> int:
+        among = cells_of(group, self.policy.cells)
+        victims = self.policy.evict(num_blocks, self._uncovers(), self.now, among=among, some=True)
+        self._drop(victims, "quota")
+        return len(victims)
+
+    def _give_up_active(self, group: Group) -> bool:
+        """End what keeps this group's active sequences; whether that freed any."""
+        raise NotImplementedError
 
     def trim(self, now: float) -> int:
         """Take lowered quotas and a lowered disk cap in, a bounded number of blocks at a time."""

@@ -21,6 +21,7 @@ from workers.core.pool_active import ActiveTails
 from workers.core.pool_base import ClientRef, PoolLimits, StoreKind
 from workers.core.pool_room import RoomyPool
 from workers.core.prefix_index import held_prefix
+from workers.core.quotas import Group
 from workers.core.tiers import Urgency
 
 __all__ = ["ClientRef", "PoolLimits", "PoolState"]
@@ -349,6 +350,9 @@ class PoolState(RoomyPool):
         most = int(self.limits.pin_active_share * self.slots.num_slots)
         deadline = self.now + self.limits.lease_seconds
         self.active.used(chain, self.limits.pin_active_blocks, most, deadline)
+
+    def _give_up_active(self, group: Group) -> bool:
+        return self.active.give_up(group) > 0
 
     def _keeps_changed(self, block: Block) -> None:
         if block.keeps and block.leaving:

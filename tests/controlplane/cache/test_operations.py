@@ -169,6 +169,8 @@ class TestPurge:
         await worker.store(worker.chain("a", 4))
         await worker.store(worker.chain("b", 5))
         digest = worker.namespace.hex()
+        empty = await cluster.post("purge", 422, tenant="")
+        assert "tenant" in str(empty)
         refused = await cluster.post("purge", 422, namespace=digest)
         assert refused["field"] == "confirm"
         assert "cannot be undone" in refused["detail"]

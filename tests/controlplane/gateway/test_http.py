@@ -258,6 +258,26 @@ async def test_keys_decide_the_tenant_and_salt_the_legs(rig: Any) -> None:
     assert prefill_salts == {None, *salts}
 
 
+async def test_tenants_are_known_to_the_pool_by_name_and_never_share_by_a_salt(rig: Any) -> None:
+    await rig.start()
+    keys = [
+        rig.key(hashlib.sha256(key).hexdigest(), tenant)
+        for key, tenant in ((b"pk-a", "acme"), (b"pk-b", "other"))
+    ]
+    await rig.publish(client_keys=keys)
+    for key in ("pk-a", "pk-b"):
+        headers = {"authorization": f"Bearer {key}"}
+        body = {"model": "tiny", "prompt": "hello", "cache_salt": "y" * 2000}
+        refused = await rig.client.post("/v1/completions", json=body, headers=headers)
+        assert refused.status_code == 400
+        assert "cache_salt" in refused.json()["error"]["message"]
+        body["cache_salt"] = "mine"
+        served = await rig.client.post("/v1/completions", json=body, headers=headers)
+        assert served.status_code == 200
+    params = [body["kv_transfer_params"]["perilune"] for body in rig.decode_bodies()]
+    assert [each["tenant"] for each in params] == ["acme", "other"]
+
+
 async def test_models_health_and_metrics(rig: Any) -> None:
     await rig.start()
     await rig.fleet.stop_worker("p1")  # worker 0 is dead: the catalogue is our own (A34)

@@ -1,5 +1,6 @@
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -316,3 +317,24 @@ class TestSettings:
         for bad in ("127.0.0.1", ":1", "a:b", "a:70000"):
             with pytest.raises(ConfigError, match="tcp"):
                 parse_tcp(bad)
+
+
+class TestLegReports:
+    """What the control plane would refuse must not wait to be sent to it again and again."""
+
+    def test_nonsense_is_refused_at_the_door(self, bench: Bench) -> None:
+        node, session = bench.node, bench.session()
+        wrong: list[dict[str, Any]] = [
+            {"kv_wait_seconds": float("nan")},
+            {"kv_wait_by_layer_seconds": [0.1, float("inf")]},
+            {"transfer_id": "t" * 5000},
+        ]
+        for fields in wrong:
+            values = {"transfer_id": "t", "worker_id": "w", "kv_role": "kv_both", **fields}
+            reply = node.handle(session, LegReport(**values))
+            assert isinstance(reply, Refused)
+        assert not node.leg_reports
+
+    def test_nobody_ends_an_operators_pin_by_release(self, bench: Bench) -> None:
+        reply = bench.node.handle(bench.session(), Release("operator:kept"))
+        assert isinstance(reply, Refused)

@@ -35,6 +35,18 @@ class TestQuotas:
         assert (tenant.used_blocks, tenant.evicted_blocks_total) == (4, 3)
         assert bench.pool.history.by_trigger["quota"] == 3
 
+    def test_active_sequences_of_a_group_at_its_quota_give_way_to_its_own(
+        self, make_bench: Any
+    ) -> None:
+        """A quota below the share for active sequences was wholly kept, and all else refused."""
+        bench = make_bench(16, 0, pin_active_share=1.0, pin_active_blocks=8)
+        bench.pool.set_quotas({"a": 4}, {}, 0.0)
+        bench.store(A[:4], "a")
+        assert bench.pool.active.num_kept == 4
+        assert bench.store(B[:3], "a") == 3
+        assert bench.pool.groups.tenant("a").used_blocks == 4
+        check_integrity(bench.pool)
+
     def test_what_does_not_fit_a_quota_is_refused_and_counted(self, bench: Any) -> None:
         bench.pool.set_quotas({}, {SPACE.hex(): 3}, 0.0)
         assert bench.store(A[:5]) == 3

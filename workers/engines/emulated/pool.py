@@ -154,7 +154,7 @@ class AgentPool:
         holder = transfer.holder
         try:
             if holder is not None:
-                fetch = Fetch(owner, self._namespace, list(hashes), holder, salt)
+                fetch = Fetch(owner, self._namespace, list(hashes), holder, transfer.tenant or salt)
                 await self._client.call(fetch, LookupReply)
             await self._wait_for(use, hashes, owner, patience)
             slab = await self._attached()
@@ -199,7 +199,9 @@ class AgentPool:
     ) -> None:
         slab = await self._attached()
         owner = transfer_owner(transfer.transfer_id)
-        body = PrepareStore(owner, self._namespace, b"", list(hashes), tenant=salt)
+        body = PrepareStore(
+            owner, self._namespace, b"", list(hashes), tenant=transfer.tenant or salt
+        )
         prepared = await self._client.call(body, PreparedStore)
         stored = [
             StoredSlot(

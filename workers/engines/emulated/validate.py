@@ -177,6 +177,7 @@ def _transfer(fields: dict[str, Any]) -> tuple[Transfer, bool]:
         ours.get("num_blocks", 0),
         session if session in ("continue", "over") else "",
         _holder(ours.get("holder")),
+        str(ours.get("tenant") or ""),
     ), True
 
 

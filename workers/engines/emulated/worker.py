@@ -46,6 +46,7 @@ class Transfer:
     num_blocks: int = 0
     session: str = ""  # "continue", "over" or nothing
     holder: HolderRef | None = None  # another node, to pull from
+    tenant: str = ""
 
 
 @dataclass(slots=True)
