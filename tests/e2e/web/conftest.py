@@ -259,9 +259,10 @@ def client(plane: Plane) -> Iterator[Client]:
         yield opened
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    """One browser a session."""
+    """One browser a file. It has an event loop running in this thread for as long as it is open,
+    which no async test after it could stand."""
     with running_chromium() as browser:
         yield browser
 

@@ -370,9 +370,11 @@ async def test_b13_a_node_joins_within_seconds_after_the_store_forgot(cluster_na
     with EtcdCluster(1) as etcd:
         rig = Rig(etcd, cluster_name)
         rig.start("reader", rig.read())
-        rig.node("n0")
+        source = rig.node("n0")
         await rig.settled()
         etcd.members[0].forget()
+        source.store()
+        await rig.settled()
         rig.node("n9")
         assert await rig.until(rig.converged, "a new node joins", seconds=10.0) < 10.0
         assert rig.gone == []
