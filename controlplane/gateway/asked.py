@@ -1,8 +1,17 @@
 """What a client asks, as understood so far."""
 
+from typing import Literal
+
 import msgspec
 
-from controlplane.gateway.bodies import DEFAULT_TENANT, ClientBody
+from controlplane.gateway.bodies import (
+    DEFAULT_TENANT,
+    ClientBody,
+    Holder,
+    LegParams,
+    label_of,
+    session_of,
+)
 from controlplane.gateway.server import Request
 
 MAX_ECHOED_ID = 200
@@ -29,6 +38,16 @@ class Asked(msgspec.Struct):
         """As the pool books it: by name, whatever salts the tenant uses; "" for the default one,
         whose salts are booked each for itself."""
         return "" if self.tenant == DEFAULT_TENANT else self.tenant
+
+    def params(
+        self, leg: Literal["prefill", "decode"], num_blocks: int | None, holder: Holder | None
+    ) -> LegParams:
+        """What the leg's worker is told beside the client's own body."""
+        headers = self.request.headers
+        return LegParams(
+            self.request_id, leg, num_blocks, session_of(headers), holder, label_of(headers),
+            self.pool_tenant,
+        )  # fmt: skip
 
     def client_headers(self, passed: bytes) -> bytes:
         """Ids for the client: its own echoed where it sent one, and ours."""

@@ -5,6 +5,7 @@ parameters put in front.
 """
 
 import hashlib
+import re
 from typing import Any, Final, Literal
 
 import msgspec
@@ -23,6 +24,7 @@ _NOT_FOR_PREFILL = (
 )  # fmt: skip
 _YES = frozenset(("true", "1", "yes", "y", "on", "t"))
 Session = Literal["", "continue", "over"]
+_LABEL: Final = re.compile(rb"[a-z0-9._-]{1,32}")
 _SESSIONS: Final[dict[bytes, Session]] = {b"continue": "continue", b"over": "over"}
 _OURS = ("kv_transfer_params", "cache_salt")
 _decode = msgspec.json.Decoder().decode
@@ -108,12 +110,19 @@ class LegParams(msgspec.Struct, frozen=True, omit_defaults=True):
     num_blocks: int | None = None
     session: Session = ""
     holder: Holder | None = None
+    label: str = ""  # the request's class, as its client names it
     tenant: str = ""  # whose quota the blocks count against; "" for the default tenant
 
 
 def session_of(headers: dict[bytes, bytes]) -> Session:
     """The client's hint whether its session goes on; anything else is no hint."""
     return _SESSIONS.get(headers.get(b"x-perilune-session", b"").strip().lower(), "")
+
+
+def label_of(headers: dict[bytes, bytes]) -> str:
+    """`x-perilune-class`: up to 32 of a-z, 0-9, dot, dash and underscore; anything else is none."""
+    found = _LABEL.fullmatch(headers.get(b"x-perilune-class", b"").strip().lower())
+    return found[0].decode() if found else ""
 
 
 def prefill_leg(body: ClientBody, params: LegParams, salt: str | None) -> bytes:

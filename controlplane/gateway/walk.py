@@ -29,7 +29,7 @@ from controlplane.core.routing import Priced, order_decode
 from controlplane.gateway.agents import Agents
 from controlplane.gateway.answers import AnswerError, error_event
 from controlplane.gateway.asked import Asked
-from controlplane.gateway.bodies import LegParams, decode_leg, prefill_leg, session_of
+from controlplane.gateway.bodies import LegParams, decode_leg, prefill_leg
 from controlplane.gateway.cluster import Cluster, WorkerState
 from controlplane.gateway.legs import (
     ClientFault,
@@ -234,10 +234,7 @@ class Walk:
         if priced.transfer_seconds and source is not None:
             holder = self._context.cluster.paths.holders.get(source.node_id)
             num_blocks = self._plan.held_blocks.get(source.node_id)
-        session = session_of(self._asked.request.headers)
-        return LegParams(
-            self._asked.request_id, "prefill", num_blocks, session, holder, self._asked.pool_tenant
-        )
+        return self._asked.params("prefill", num_blocks, holder)
 
     def _prefilled(self, worker: WorkerState, reply: PrefillReply) -> None:
         """Compare token counts, and let the worker's prediction learn."""
@@ -295,10 +292,7 @@ class Walk:
         prefill = cluster.workers.get(self._decision.prefill_worker)
         if prefill is not None and prefill.row.node_id != node_id:
             holder = cluster.paths.holders.get(prefill.row.node_id)
-        session = session_of(self._asked.request.headers)
-        return LegParams(
-            self._asked.request_id, "decode", num_blocks, session, holder, self._asked.pool_tenant
-        )
+        return self._asked.params("decode", num_blocks, holder)
 
     def _blocks(self, prefilled: PrefillReply) -> int:
         """Blocks that decode may load. A reply to several prompts speaks of the first only."""

@@ -18,6 +18,7 @@ from workers.core.messages import (
     Hint,
     Holds,
     HoldsReply,
+    Label,
     Lookup,
     LookupReply,
     PinPrefix,
@@ -39,6 +40,7 @@ from workers.pool.records import MAX_TENANT_BYTES
 MAX_OBSERVED: Final = 4096
 MAX_REQUEST_CHARS: Final = 256
 
+MAX_LABEL_CHARS: Final = 32
 Handler = Callable[[Session, Any], ReplyBody]
 
 
@@ -70,6 +72,7 @@ class PoolRequests:
             Promote: self._promote,
             Hint: self._hint,
             Holds: self._holds,
+            Label: self._label,
             CompleteStore: self._complete_store,
             Release: self._release,
             Renew: self._renew,
@@ -170,6 +173,12 @@ class PoolRequests:
         if pool is None:
             return Done(0)
         return Done(pool.complete_store(self._now, body.stored, body.failed))
+
+    def _label(self, session: Session, body: Label) -> ReplyBody:
+        pool = self._node.pool
+        if pool is not None and 0 < len(body.label) <= MAX_LABEL_CHARS:
+            pool.labels.note(body.request[:MAX_REQUEST_CHARS], body.label)
+        return Done(0)
 
     def _release(self, session: Session, body: Release) -> ReplyBody:
         pool = self._node.pool

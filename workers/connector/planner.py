@@ -68,6 +68,8 @@ class Planner:
         if info.request_id in self._requests:
             return
         state = self._requests[info.request_id] = RequestState(info)
+        if info.label and info.transfer_id and not info.skip:
+            self._pool.label(info.transfer_id, info.label)
         if info.skip:
             return
         self._matcher.add(state)

@@ -61,6 +61,9 @@ class PoolCalls(Protocol):
     def report(self, leg: LegReport) -> None:
         """Hand in a leg's report, some time soon."""
 
+    def label(self, request: str, label: str) -> None:
+        """Say which class a request belongs to, some time soon."""
+
     def hint(self, hashes: Sequence[bytes], session: Literal["continue", "over"]) -> None:
         """Say whether the chain's session goes on, some time soon."""
 
@@ -79,6 +82,7 @@ class RequestInfo:
     expected_blocks: int = 0  # of leg 2: what leg 1 stored; of leg 1: what the holder has
     holder: HolderRef | None = None  # another node, to pull these blocks from
     session: SessionHint = ""
+    label: str = ""  # its class, for policies that learn by class
     tenant: str = ""  # its name, where the gateway gives one
     skip: bool = False  # reads and writes nothing of the pool, and counts as neither hit nor miss
 

@@ -20,6 +20,7 @@ from workers.core.hashing import namespace_digest
 from workers.core.messages import (
     Done,
     Hint,
+    Label,
     LegReport,
     Lookup,
     LookupReply,
@@ -114,6 +115,9 @@ class SessionPool:
     def report(self, leg: LegReport) -> None:
         self._session.post(leg)
 
+    def label(self, request: str, label: str) -> None:
+        self._session.post(Label(request, label))
+
     def hint(self, hashes: Sequence[bytes], session: Literal["continue", "over"]) -> None:
         self._session.post(Hint(self.namespace, list(hashes), session))
 
@@ -200,6 +204,7 @@ def request_info(request: Any, block_tokens: int) -> RequestInfo:
         expected_blocks=_count(params.get("num_blocks")),
         holder=_holder(params.get("holder")),
         session=_session(params.get("session")),
+        label=_text(params.get("label")),
         tenant=_text(params.get("tenant")),
         skip=skip,
     )

@@ -132,6 +132,13 @@ class Hint(msgspec.Struct, tag=True, frozen=True):
     session: Literal["continue", "over"]
 
 
+class Label(msgspec.Struct, tag=True, frozen=True):
+    """The class that a request's client names, for eviction policies that learn by class."""
+
+    request: str  # as in owners: the transfer's id
+    label: str
+
+
 class Holds(msgspec.Struct, tag=True, frozen=True):
     """Which of these single blocks are readable here? For the auditor; touches nothing."""
 
@@ -359,6 +366,7 @@ RequestBody = (
     | Promote
     | Hint
     | Holds
+    | Label
     | CompleteStore
     | Release
     | Renew

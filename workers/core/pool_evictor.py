@@ -23,6 +23,7 @@ class TierEvictor:
         self._root = policy
         self._cell_of = cell_of
         self._cells: dict[Cell, EvictionPolicy] = {NO_QUOTA: policy}
+        self.label_of: Callable[[str], str] = lambda _request: ""
 
     @property
     def policy(self) -> EvictionPolicy:
@@ -43,7 +44,7 @@ class TierEvictor:
     # --- what happens to blocks -------------------------------------------------------------
 
     def stored(self, key: BlockHash, now: float, request: str) -> None:
-        self._policy_of(key).stored(key, now, "", request)
+        self._policy_of(key).stored(key, now, self.label_of(request), request)
 
     def adopt(self, use: BlockUse, now: float) -> None:
         """A block comes from elsewhere with its history."""
@@ -51,7 +52,7 @@ class TierEvictor:
 
     def accessed(self, keys: Sequence[BlockHash], now: float, request: str) -> None:
         for policy, part in self._parts(keys):
-            policy.accessed(part, now, "", request)
+            policy.accessed(part, now, self.label_of(request), request)
 
     def hint(self, keys: Sequence[BlockHash], session: SessionHint, now: float) -> None:
         for policy, part in self._parts(keys):

@@ -14,6 +14,7 @@ from typing import Literal
 
 from workers.core.blocks import Block, BlockState
 from workers.core.ids import BlockHash, OwnerId, request_of
+from workers.core.labels import Labels
 from workers.core.messages import KvEvent, LookupReply, PreparedStore, SlotRef, StoredSlot
 from workers.core.owners import Load, Owner
 from workers.core.policies.base import EvictionPolicy
@@ -43,6 +44,8 @@ class PoolState(RoomyPool):
             num_slots, policy, limits, block_bytes=block_bytes, first_generation=first_generation
         )
         self.active = ActiveTails(self._keeps_changed)
+        self.labels = Labels()
+        self.policy.label_of = self.disk.evictor.label_of = self.labels.of
 
     # --- reading ----------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from controlplane.gateway.bodies import (
     Holder,
     LegParams,
     decode_leg,
+    label_of,
     parse,
     prefill_leg,
     session_of,
@@ -71,3 +72,10 @@ class TestSessionAndHolder:
         }  # fmt: skip
         plain = json.loads(prefill_leg(body, LegParams("t", "prefill"), None))
         assert plain["kv_transfer_params"] == {"perilune": {"transfer_id": "t", "leg": "prefill"}}
+
+    @pytest.mark.parametrize(
+        ("header", "label"),
+        [(b"report", "report"), (b" Long.Form-2 ", "long.form-2"), (b"a b", ""), (b"x" * 33, "")],
+    )
+    def test_a_class_is_a_short_plain_word_or_none(self, header: bytes, label: str) -> None:
+        assert label_of({b"x-perilune-class": header}) == label

@@ -39,6 +39,7 @@ class CorePool:
         self.fetches: list[tuple[str, list[bytes], str, str]] = []
         self.fetchable = True
         self.coming: list[SlotRef] = []
+        self.labels: list[tuple[str, str]] = []
         self.kept: set[str] = set()
         self.hints: list[tuple[list[bytes], str]] = []
         self.reports: list[LegReport] = []
@@ -118,6 +119,9 @@ class CorePool:
 
     def let_go(self, owner: str) -> None:
         self.kept.discard(owner)
+
+    def label(self, request: str, label: str) -> None:
+        self.labels.append((request, label))
 
     def hint(self, hashes: Sequence[bytes], session: str) -> None:
         self.hints.append((list(hashes), session))

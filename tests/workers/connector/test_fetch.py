@@ -115,3 +115,10 @@ def test_the_report_names_the_wire(planner, pool, add):
     (report,) = pool.reports
     assert report.kv_wait_by_stage_seconds["wire"] == pytest.approx(0.25)
     assert report.kv_wait_by_stage_seconds["queue"] == pytest.approx(0.0)
+
+
+def test_a_requests_class_is_told_once_and_only_where_there_is_one(planner, pool, add, make_info):
+    add(label="report")
+    planner.add(make_info(40, "r1", label="report", transfer_id="t"))
+    planner.add(make_info(40, "r2", transfer_id="u"))
+    assert pool.labels == [("t", "report")]

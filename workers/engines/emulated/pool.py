@@ -15,6 +15,7 @@ from workers.core.messages import (
     CompleteStore,
     Done,
     KvRole,
+    Label,
     LegReport,
     LookupReply,
     PinPrefix,
@@ -152,6 +153,8 @@ class AgentPool:
     ) -> None:
         owner = load_owner(self._worker_id, str(next(self._loads)), transfer.transfer_id)
         holder = transfer.holder
+        if transfer.label:
+            await self._client.call(Label(transfer.transfer_id, transfer.label), Done)
         try:
             if holder is not None:
                 fetch = Fetch(owner, self._namespace, list(hashes), holder, transfer.tenant or salt)

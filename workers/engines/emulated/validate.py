@@ -178,6 +178,7 @@ def _transfer(fields: dict[str, Any]) -> tuple[Transfer, bool]:
         session if session in ("continue", "over") else "",
         _holder(ours.get("holder")),
         str(ours.get("tenant") or ""),
+        str(ours.get("label") or ""),
     ), True
 
 

@@ -47,6 +47,7 @@ class Transfer:
     session: str = ""  # "continue", "over" or nothing
     holder: HolderRef | None = None  # another node, to pull from
     tenant: str = ""
+    label: str = ""
 
 
 @dataclass(slots=True)
