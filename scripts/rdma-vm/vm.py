@@ -219,7 +219,7 @@ def _download(folder: Path) -> None:
 
 def _make_initramfs(build: Path, target: Path) -> None:
     tree, package = build / "initramfs", build / "package"
-    for name in ("bin", "modules", "proc", "sys", "dev", "lower", "layer", "root"):
+    for name in ("bin", "modules", "proc", "sys", "dev", "lower", "layer", "guest"):
         (tree / name).mkdir(parents=True)
     shutil.copy("/bin/busybox", tree / "bin" / "busybox")
     (tree / "bin" / "sh").symlink_to("busybox")
