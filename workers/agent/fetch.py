@@ -34,6 +34,7 @@ from workers.core.messages import (
     SlotRef,
     StoredSlot,
 )
+from workers.core.pool_ops import OPERATOR
 from workers.core.pool_state import ClientRef, PoolState
 from workers.core.stats_messages import NamespaceSpec
 from workers.core.transfer_handshake import StaleIncarnationError
@@ -135,7 +136,7 @@ class Fetcher:
     ) -> None:
         number, now = next(self._numbers), self._node.clock.monotonic()
         # A connection of its own in the pool's eyes: what it was writing ends with it.
-        client = ClientRef(-number, body.holder.node_id)
+        client = ClientRef(OPERATOR.connection - number, body.holder.node_id)
         owner = OwnerId(f"fetch:{self._node.node_id}:{number}")
         parent = body.block_hashes[present - 1] if present else b""
         keys = body.block_hashes[present:]

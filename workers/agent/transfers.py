@@ -134,14 +134,14 @@ class NodeTransfers:
         """The slab registered with every active port; without one, blocks go by other ways."""
         settings = self._settings
         try:
-            node = RdmaNode(memory, remote_write=False)
+            # Kept before the server is tried: `close` then ends it, whatever the server says.
+            node = self._rdma = RdmaNode(memory, remote_write=False)
             host = settings.tcp_host or "127.0.0.1"
             self._rdma_server = RdmaServer(node, settings.node_id, secret, host=host)
         except (ConfigError, OSError) as error:
             self.problem = f"no transfers over RDMA: {error}"
             _log.error("no_rdma error=%s", error)
             return []
-        self._rdma = node
         return [RdmaTransport(node, settings.node_id, secret)]
 
     def _listen(self, memory: SlotMemory, secret: bytes) -> TcpServer | None:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from workers.client import AgentClient
+from workers.core.cache_messages import PinChains, Selection, Slice
 from workers.core.errors import RefusedError
 from workers.core.hashing import block_hashes, namespace_digest, root_hash
 from workers.core.messages import LookupReply, StoredSlot
@@ -175,6 +176,26 @@ def test_what_is_here_is_not_fetched_again(
     fetch(two, one.holder, namespace, keys[:8])
     assert settled(two, namespace, keys[:8]).num_held == 8
     assert two.client.stats().moved_bytes_total == 2 * block_bytes
+
+
+def test_the_end_of_a_fetch_is_not_the_end_of_operators_pins(
+    make_pair: MakePair, chain: tuple[bytes, list[bytes]], block_bytes: int
+) -> None:
+    one, two = make_pair()
+    namespace, keys = chain
+    store(one, namespace, keys[:8], block_bytes)
+    store(two, namespace, keys[:4], block_bytes)
+    operator = two.agent.client("cli", "operator")
+    operator.call(PinChains("kept", Selection(namespace)), Slice)
+    fetch(two, one.holder, namespace, keys[:8])
+    assert settled(two, namespace, keys[:8]).num_held == 8
+    two.client.release("transfer:t")
+    deadline = time.monotonic() + WAIT_SECONDS
+    while one.client.stats().pinned_blocks:  # the fetch has ended altogether
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    time.sleep(0.2)
+    assert two.client.stats().pinned_blocks == 4
 
 
 def test_a_stopped_holder_is_a_miss_in_bounded_time(
