@@ -28,12 +28,14 @@ from controlplane.gateway.metrics import CONTENT_TYPE, Extra, render
 from controlplane.gateway.prompts import Tokenizers, prompt_chars
 from controlplane.gateway.records import Records
 from controlplane.gateway.reports import Reporter
+from controlplane.gateway.running import Context
 from controlplane.gateway.scheduling import Scheduler
 from controlplane.gateway.server import Request, Server
 from controlplane.gateway.settings import Settings
+from controlplane.gateway.static import load_static
 from controlplane.gateway.stats import Stats
-from controlplane.gateway.view import ViewFollower, load_static
-from controlplane.gateway.walk import Context, Walk
+from controlplane.gateway.view import ViewFollower
+from controlplane.gateway.walk import walk
 from controlplane.gateway.wire import GatewayStats, View
 from workers.process import rss_bytes
 
@@ -138,7 +140,7 @@ class Gateway:
                 self.stats.client_errors += error.status < 500
                 raise
             self.stats.requests += 1
-            await Walk(self._context, asked).run()
+            await walk(self._context, asked)
             return
         path = request.path.partition(b"?")[0]
         if path in _GENERATE and request.method == b"POST":

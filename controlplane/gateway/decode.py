@@ -1,0 +1,194 @@
+"""Leg 2: the decode worker of the held slot; before the first byte another one may be tried."""
+
+import asyncio
+from time import monotonic
+
+from controlplane.core.lifecycle import DecodeRetried, DecodeStarted, SlotTaken, State
+from controlplane.core.routing import order_decode
+from controlplane.gateway.answers import error_event
+from controlplane.gateway.bodies import LegParams, decode_leg
+from controlplane.gateway.cluster import WorkerState
+from controlplane.gateway.legs import (
+    LegError,
+    PrefillReply,
+    WorkerAnswer,
+    leg_head,
+    passed_headers,
+    unreachable_answer,
+)
+from controlplane.gateway.relay import Relay
+from controlplane.gateway.results import (
+    MIN_GAPS,
+    count_slo,
+    read_first_byte,
+    read_reply,
+    read_stream,
+)
+from controlplane.gateway.running import Running
+from controlplane.gateway.upstream import UpstreamError
+
+_DECODE_STARTED, _DECODE_RETRIED = DecodeStarted(), DecodeRetried()
+
+
+async def decode(run: Running, prefilled: PrefillReply) -> None:
+    """Answers the client. Raises `AnswerError` when no decode worker could, `ClientFault`."""
+    num_blocks = _blocks(run, prefilled)
+    tried: set[str] = set()
+    while True:
+        name = run.life.slot_worker
+        try:
+            await _try(run, name, num_blocks, prefilled)
+        except LegError as error:
+            tried.add(name)
+            run.leg_failed("decode", name, error)
+            if len(tried) > run.context.settings.limits.max_retries or not _move(run, tried):
+                raise unreachable_answer("decode", name, run.asked.request_id, error) from error
+            run.context.stats.retries_decode += 1
+        else:
+            return
+
+
+def _blocks(run: Running, prefilled: PrefillReply) -> int:
+    """Blocks that decode may load. A reply to several prompts speaks of the first only."""
+    blocks = prefilled.num_blocks or 0
+    prompts = run.asked.prompts
+    if blocks and prompts is not None and len(prompts) > 1:
+        worker = run.context.cluster.workers.get(run.decision.prefill_worker)
+        size = None if worker is None else worker.block_tokens
+        if size:
+            return max(blocks, *(len(tokens) // size for tokens in prompts))
+    return blocks
+
+
+def _move(run: Running, tried: set[str]) -> bool:
+    """Take a slot of another decode worker, if one is free."""
+    options = run.context.scheduler.decode_options(run.asked.model, monotonic())
+    free = order_decode([option for option in options if option.worker_id not in tried])
+    if not free:
+        return False
+    worker_id = free[0].worker_id
+    if run.life.state is State.DECODING:
+        run.step(_DECODE_RETRIED)
+    run.context.cluster.slots.take(run.asked.request_id, worker_id)
+    run.step(SlotTaken(worker_id))
+    run.decision.decode_worker = worker_id
+    return True
+
+
+async def _try(run: Running, worker_id: str, num_blocks: int, prefilled: PrefillReply) -> None:
+    asked, context = run.asked, run.context
+    worker = context.cluster.workers.get(worker_id)
+    if worker is None:
+        raise LegError("has left the cluster", 503, unreachable=True)
+    body = decode_leg(asked.body, _params(run, num_blocks, worker.row.node_id), asked.salt)
+    head = leg_head(asked.request_id, "d", asked.request.headers)
+    run.step(_DECODE_STARTED)
+    run.decision.emulated |= worker.row.engine == "emulated"
+    context.stats.worker(worker.row.id).requests += 1
+    run.outcome.decode_sent_at = monotonic()
+    if run.record is not None and context.agents.follows(worker.row.node_id):
+        run.record.expected.add("decode")
+        run.record.has_agent = True
+    path = asked.request.path
+    if asked.body.stream:
+        await _stream(run, worker, path, head, body, prefilled)
+    else:
+        answer = await context.sender.decode_whole(worker, path, head, body)
+        context.cluster.health.served(worker.row.id)
+        _answer_whole(run, worker, answer, prefilled)
+
+
+def _params(run: Running, num_blocks: int, node_id: str) -> LegParams:
+    """With the prefill worker's node, where decode runs on another one."""
+    cluster, holder = run.context.cluster, None
+    prefill = cluster.workers.get(run.decision.prefill_worker)
+    if prefill is not None and prefill.row.node_id != node_id:
+        holder = cluster.paths.holders.get(prefill.row.node_id)
+    return run.asked.params("decode", num_blocks, holder)
+
+
+def _cached_tokens(run: Running, prefilled: PrefillReply) -> int | None:
+    """The prefill leg's real prefix hits, if it or its connector has said."""
+    if prefilled.cached_tokens is not None:
+        return prefilled.cached_tokens
+    return run.decision.hit_tokens
+
+
+# --- a whole answer ---
+
+
+def _answer_whole(
+    run: Running, worker: WorkerState, answer: WorkerAnswer, prefilled: PrefillReply
+) -> None:
+    body, decision, asked = answer.body, run.decision, run.asked
+    if b"content-encoding" in answer.headers:
+        decision.status = "finished_stop"
+    else:
+        body = read_reply(decision, body, _cached_tokens(run, prefilled))
+    headers = asked.client_headers(answer.headers)
+    asked.request.connection.respond(200, body, answer.content_type, headers)
+    worker.decode_times.observe_service(monotonic() - run.outcome.slot_at)
+    decision.http_status = 200
+    run.finish()
+
+
+# --- a stream ---
+
+
+async def _stream(
+    run: Running,
+    worker: WorkerState,
+    path: bytes,
+    head: bytes,
+    body: bytes,
+    prefilled: PrefillReply,
+) -> None:
+    reply, first = await run.context.sender.decode_stream(worker, path, head, body)
+    asked, client = run.asked, run.asked.request.connection
+    run.context.cluster.health.served(worker.row.id)
+    kind = reply.headers.get(b"content-type", b"text/event-stream; charset=utf-8")
+    start = client.start(200, kind, asked.client_headers(passed_headers(reply)))
+    relay = client.relay = Relay(client, reply, start, _cached_tokens(run, prefilled))
+    run.decision.http_status = 200
+    try:
+        relay.take(first)
+        splice = relay.splice if client.takes_chunks else None
+        await reply.relay(relay.take, run.context.settings.timeouts.idle, splice)
+    except UpstreamError as error:
+        _broken(run, worker, relay, str(error))
+        return
+    except asyncio.CancelledError:
+        reply.abort()
+        if relay.finished:  # the client had everything and hung up
+            _streamed(run, worker, relay)
+        raise
+    if not relay.is_done:
+        _broken(run, worker, relay, "the stream ended without [DONE]")
+        return
+    relay.end()
+    _streamed(run, worker, relay)
+
+
+def _streamed(run: Running, worker: WorkerState, relay: Relay) -> None:
+    decision, outcome = run.decision, run.outcome
+    read_stream(decision, outcome, relay, run.context.stats)
+    times = worker.decode_times
+    times.observe_handover(relay.first_at - outcome.decode_sent_at)
+    times.observe_service(monotonic() - outcome.slot_at)
+    if len(relay.gaps) >= MIN_GAPS:
+        running = run.context.cluster.slots.running(worker.row.id)
+        worker.decoded(running, sum(relay.gaps) / len(relay.gaps))
+    count_slo(run.plan.policies.slo, decision, run.context.stats)
+    run.finish()
+
+
+def _broken(run: Running, worker: WorkerState, relay: Relay, cause: str) -> None:
+    """A cut after the first byte: said in the stream, never a silent clean end (A28)."""
+    name, request_id = worker.row.id, run.asked.request_id
+    message = f"the decode leg of request {request_id} broke off on worker {name}: {cause}"
+    relay.fail(error_event(502, message, "decode_leg_failed"))
+    unreachable = "connection" in cause
+    run.leg_failed("decode", name, LegError(cause, 502, unreachable=unreachable))
+    read_first_byte(run.decision, run.outcome, relay)
+    run.decision.retries -= 1  # this one is not tried again
+    run.broke(message)

@@ -1,0 +1,99 @@
+"""Leg 1: prefill workers in the plan's order; where none can serve, decode computes the prompt."""
+
+from time import monotonic
+
+from controlplane.core.lifecycle import PrefillEnded, PrefillStarted
+from controlplane.core.routing import Priced
+from controlplane.gateway.bodies import LegParams, prefill_leg
+from controlplane.gateway.cluster import WorkerState
+from controlplane.gateway.legs import LegError, PrefillReply, leg_head
+from controlplane.gateway.running import Running
+
+_PREFILL_ENDED = PrefillEnded()
+_NO_PREFILL = PrefillReply(0, None, None)
+
+
+async def prefill(run: Running) -> PrefillReply:
+    """What leg 1 said; without blocks where decode is to compute the prompt."""
+    if run.asked.body.needs_whole_prompt_on_decode:
+        return _NO_PREFILL
+    tries = 1 + run.context.settings.limits.max_retries
+    for priced in run.plan.prefill[:tries]:
+        worker = run.context.cluster.workers.get(priced.option.worker_id)
+        if worker is None:
+            continue
+        if worker.row.id == run.life.slot_worker:
+            return _NO_PREFILL  # one worker does both in one leg
+        reply = await _try(run, worker, priced)
+        if reply is not None:
+            return reply
+    return _on_decode_side(run)
+
+
+async def _try(run: Running, worker: WorkerState, priced: Priced) -> PrefillReply | None:
+    """None: another worker may still serve."""
+    asked, context = run.asked, run.context
+    body = prefill_leg(asked.body, _params(run, priced), asked.salt)
+    head = leg_head(asked.request_id, "p", asked.request.headers)
+    now = monotonic()
+    tokens = asked.num_tokens or 0
+    worker.prefill_queue.start(asked.request_id, priced.prefill_seconds, tokens, now)
+    run.step(PrefillStarted(worker.row.id))
+    run.decision.prefill_worker = worker.row.id
+    run.decision.emulated |= worker.row.engine == "emulated"
+    context.stats.worker(worker.row.id).requests += 1
+    run.outcome.prefill_sent_at = now
+    try:
+        reply = await context.sender.prefill(worker, asked.request.path, head, body)
+    except LegError as error:
+        run.step(_PREFILL_ENDED)
+        run.leg_failed("prefill", worker.row.id, error)
+        context.stats.retries_prefill += 1
+        return None
+    run.outcome.prefill_done_at = monotonic()
+    run.step(_PREFILL_ENDED)
+    context.cluster.health.served(worker.row.id)
+    _served(run, worker, reply)
+    return reply
+
+
+def _params(run: Running, priced: Priced) -> LegParams:
+    """With the node to pull from, where that was priced in."""
+    source, num_blocks, holder = run.plan.source, None, None
+    if priced.transfer_seconds and source is not None:
+        holder = run.context.cluster.paths.holders.get(source.node_id)
+        num_blocks = run.plan.held_blocks.get(source.node_id)
+    return run.asked.params("prefill", num_blocks, holder)
+
+
+def _served(run: Running, worker: WorkerState, reply: PrefillReply) -> None:
+    """Compare token counts, and let the worker's prediction learn."""
+    decision, stats = run.decision, run.context.stats
+    decision.engine_prompt_tokens = reply.prompt_tokens
+    if reply.num_blocks is None:
+        stats.handoff_missing += 1
+    ours, theirs = decision.prompt_tokens, reply.prompt_tokens
+    if ours is not None and theirs is not None and ours != theirs:
+        stats.tokenizer_mismatch += 1
+    seconds = run.service_seconds
+    total = theirs or ours
+    if run.record is not None and run.context.agents.follows(worker.row.node_id):
+        run.record.expected.add("prefill")
+        run.record.has_agent = True
+        run.record.on_prefill_leg = lambda leg: worker.prefilled(
+            leg.computed_tokens, leg.device_hit_tokens + leg.pool_hit_tokens, seconds
+        )
+    elif total is not None:
+        cached = min(reply.cached_tokens or 0, total)
+        if reply.cached_tokens is not None:
+            decision.hit_tokens = cached
+        worker.prefilled(total - cached, cached, seconds)
+
+
+def _on_decode_side(run: Running) -> PrefillReply:
+    """No prefill worker could serve: decode loads what its node holds, computes the rest."""
+    run.context.stats.decode_side_prefills += 1
+    run.outcome.decode_side = True
+    worker = run.context.cluster.workers.get(run.life.slot_worker)
+    held = 0 if worker is None else run.plan.held_blocks.get(worker.row.node_id, 0)
+    return PrefillReply(held, None, None)

@@ -1,0 +1,167 @@
+"""A running request: what it asks, holds and has shown. Every way out goes through `step`."""
+
+from dataclasses import dataclass
+from time import monotonic
+from typing import Literal
+
+from controlplane.core.lifecycle import (
+    ENDS,
+    ClientLeft,
+    CloseRecord,
+    Command,
+    EndPrefillLoad,
+    Event,
+    Failed,
+    Finished,
+    FreeSlot,
+    Lifecycle,
+    Rejected,
+    ReleasePins,
+)
+from controlplane.gateway.agents import Agents
+from controlplane.gateway.answers import AnswerError
+from controlplane.gateway.asked import Asked
+from controlplane.gateway.cluster import Cluster
+from controlplane.gateway.legs import LegError, LegSender, WorkerAnswer
+from controlplane.gateway.outcome import Outcome
+from controlplane.gateway.records import Records
+from controlplane.gateway.results import new_decision
+from controlplane.gateway.scheduling import Plan, Scheduler
+from controlplane.gateway.settings import Settings
+from controlplane.gateway.stats import Stats
+
+_REJECTED, _FINISHED, _FAILED, _CLIENT_LEFT = Rejected(), Finished(), Failed(), ClientLeft()
+
+
+@dataclass(slots=True)
+class Context:
+    """What all requests share."""
+
+    settings: Settings
+    cluster: Cluster
+    scheduler: Scheduler
+    stats: Stats
+    records: Records
+    sender: LegSender
+    agents: Agents
+
+
+class Running:
+    """Planned when it is made. `step` once more at the end releases what is held."""
+
+    __slots__ = (
+        "asked", "context", "decision", "life", "outcome", "plan", "record", "service_seconds",
+    )  # fmt: skip
+
+    def __init__(self, context: Context, asked: Asked) -> None:
+        self.context = context
+        self.asked = asked
+        self.life = Lifecycle()
+        self.outcome = Outcome(asked.request.received_at)
+        self.service_seconds = 0.0  # of the prefill leg, without its wait behind others
+        now = monotonic()
+        self.plan: Plan = context.scheduler.plan(asked.model, asked.prompts, asked.salt, now)
+        planned_at = self.outcome.planned_at = monotonic()
+        gateway_id = context.settings.gateway_id
+        self.decision = new_decision(asked, self.plan, gateway_id, planned_at)
+        admitted = self.plan.admission.admitted
+        self.record = context.records.begin(self.decision) if admitted else None
+
+    # --- ends ---
+
+    def reject(self, error: AnswerError) -> None:
+        """Admission said no, with `error` for the client."""
+        self.step(_REJECTED)
+        self.context.stats.rejected += 1
+        decision, admission = self.decision, self.plan.admission
+        decision.status, decision.http_status = "rejected", error.status
+        decision.error, decision.retry_after_seconds = admission.reason, error.retry_after
+        self.context.records.once(decision)
+
+    def finish(self) -> None:
+        """The answer is complete; `decision.status` says how."""
+        self.context.stats.output_tokens += self.decision.output_tokens or 0
+        self.step(_FINISHED)
+
+    def fail(self, error: AnswerError) -> None:
+        """Nothing of an answer has gone out; the client gets `error`. Nothing after the end."""
+        error.request_id = self.asked.request_id
+        if self.life.state in ENDS:
+            return
+        self.context.stats.failed += 1
+        decision = self.decision
+        decision.status, decision.http_status = "failed", error.status
+        decision.error = error.message
+        self.step(_FAILED)
+
+    def broke(self, message: str) -> None:
+        """The answer broke off after its first byte; the client has been told."""
+        self.decision.error, self.decision.status = message, "failed"
+        self.context.stats.failed += 1
+        self.step(_FAILED)
+
+    def refused_by_engine(self, answer: WorkerAnswer) -> None:
+        """A 4xx of the engine: unchanged to the client, no failure of a worker (I7)."""
+        decision = self.decision
+        self.context.stats.client_errors += 1
+        decision.status, decision.http_status = "failed", answer.status
+        decision.error = answer.body[:300].decode(errors="replace")
+        client = self.asked.request.connection
+        headers = self.asked.client_headers(answer.headers)
+        client.respond(answer.status, answer.body, answer.content_type, headers)
+        self.step(_FAILED)
+
+    def client_left(self) -> None:
+        """The client has closed its connection. Nothing after the end."""
+        if self.life.state not in ENDS:
+            self.context.stats.cancelled += 1
+            self.decision.status = "cancelled"
+        self.step(_CLIENT_LEFT)
+
+    def ensure_ended(self) -> None:
+        """Cleans up after a bug."""
+        if self.life.state not in ENDS:
+            self.step(_FAILED)
+
+    def leg_failed(self, leg: Literal["prefill", "decode"], name: str, error: LegError) -> None:
+        """Counted against the worker; the record says which leg."""
+        self.context.stats.worker(name).failures += 1
+        now = monotonic()
+        self.context.cluster.health.failed(name, now, unreachable=error.unreachable)
+        self.decision.failed_leg = leg
+        self.decision.retries += 1
+        self.decision.error = f"{leg} leg on {name}: {error}"
+
+    # --- lifecycle ---
+
+    def step(self, event: Event) -> None:
+        """The one door to the state machine."""
+        for command in self.life.handle(event):
+            self._perform(command)
+
+    def _perform(self, command: Command) -> None:
+        context, request_id = self.context, self.asked.request_id
+        match command:
+            case EndPrefillLoad(worker_id):
+                worker = context.cluster.workers.get(worker_id)
+                if worker is not None and request_id in worker.prefill_queue:
+                    self.service_seconds = worker.prefill_queue.end(request_id, monotonic())
+            case FreeSlot():
+                context.cluster.free_slot(request_id)
+            case ReleasePins():
+                context.agents.release(request_id, again=self.decision.status == "cancelled")
+            case CloseRecord():
+                self._close_record()
+
+    def _close_record(self) -> None:
+        if self.record is None:
+            return
+        decision, outcome = self.decision, self.outcome
+        now = monotonic()
+        decision.e2e_seconds = now - outcome.received_at
+        if outcome.slot_at:
+            self.context.stats.queue.observe(outcome.slot_at - outcome.planned_at)
+        decision.phases = outcome.phases(self.plan, self.service_seconds)
+        if decision.status not in ("finished_stop", "finished_length"):
+            self.record.expected.clear()
+        self.context.records.end(self.record, now)
