@@ -4,8 +4,10 @@ top-level package `workers`.)"""
 from datetime import datetime
 from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
+from pydantic_core import PydanticCustomError
 
+from controlplane.core.handshake import HandshakeName
 from controlplane.schema_base import Id, ModelId, Page, Reason, Schema, Url
 
 WorkerRole = Literal["prefill", "decode", "both"]
@@ -35,6 +37,9 @@ class Worker(Schema):
     running: int | None = None  # requests in flight, as the gateways see them
     waiting: int | None = None
     max_concurrent_requests: int = 16
+    handshake: HandshakeName = "perilune"
+    bootstrap: str = ""  # of a mooncake producer: http://host:port
+    engine_id: str = ""
     age_seconds: float = 0.0
 
 
@@ -46,7 +51,11 @@ class WorkerAction(Schema):
 
 
 class WorkerRegistration(Schema):
-    """Body of POST /api/v1/workers: an engine that Perilune did not start (tests: emulated)."""
+    """Body of POST /api/v1/workers: an engine that Perilune did not start (tests: emulated).
+
+    `handshake`: the KV connector that it runs; `perilune` wants an agent of ours on `node_id`.
+    `bootstrap`: of a mooncake producer; its engine id is read from there unless `engine_id` is given.
+    """
 
     id: Id
     role: WorkerRole
@@ -55,6 +64,26 @@ class WorkerRegistration(Schema):
     engine: Literal["vllm", "emulated"] = "vllm"
     node_id: Id = "external"
     max_concurrent_requests: Annotated[int, Field(ge=1, le=4096)] = 16
+    handshake: HandshakeName = "perilune"
+    bootstrap: Url | Literal[""] = ""
+    engine_id: Annotated[str, Field(pattern=r"^[!-~]{0,256}$")] = ""
+
+    @model_validator(mode="after")
+    def _has_a_bootstrap(self) -> "WorkerRegistration":
+        produces = self.handshake == "mooncake" and self.role != "decode"
+        if produces and not self.bootstrap:
+            raise PydanticCustomError(
+                "bootstrap_missing",
+                "bootstrap is missing: decode workers ask it how to reach this producer",
+                {"way_out": "Give the producer's bootstrap address, like http://10.0.0.1:8998."},
+            )
+        if not produces and (self.bootstrap or self.engine_id):
+            raise PydanticCustomError(
+                "bootstrap_not_used",
+                "bootstrap and engine_id are for prefill workers of the handshake mooncake",
+                {"way_out": "Leave bootstrap and engine_id out."},
+            )
+        return self
 
 
 class WorkerList(Page):

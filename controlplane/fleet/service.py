@@ -11,6 +11,7 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from controlplane.clock import Clock
+from controlplane.core.handshake import HandshakeName
 from controlplane.db.session import Transaction
 from controlplane.errors import ConflictError, NotFoundError, UnavailableError
 from controlplane.fleet import repository
@@ -41,6 +42,9 @@ class LiveWorker:
     namespace: str | None = None
     block_tokens: int | None = None
     max_concurrent_requests: int = 16
+    handshake: HandshakeName = "perilune"
+    bootstrap: str = ""
+    engine_id: str = ""
     dirty: bool = True
 
     def facts(self) -> dict[str, object]:
@@ -49,6 +53,9 @@ class LiveWorker:
             "namespace": self.namespace,
             "block_tokens": self.block_tokens,
             "max_concurrent_requests": self.max_concurrent_requests,
+            "handshake": self.handshake,
+            "bootstrap": self.bootstrap,
+            "engine_id": self.engine_id,
         }
 
 
@@ -82,6 +89,9 @@ class WorkerRegistry:
                 namespace=facts.get("namespace"),
                 block_tokens=facts.get("block_tokens"),
                 max_concurrent_requests=int(facts.get("max_concurrent_requests", 16)),
+                handshake=facts.get("handshake", "perilune"),
+                bootstrap=facts.get("bootstrap", ""),
+                engine_id=facts.get("engine_id", ""),
                 dirty=False,
             )
 
@@ -152,6 +162,9 @@ class WorkerRegistry:
             external=True,
             drained=old.drained if old else False,
             max_concurrent_requests=body.max_concurrent_requests,
+            handshake=body.handshake,
+            bootstrap=body.bootstrap,
+            engine_id=body.engine_id,
         )
         changed = old is None or (old.node_id, old.facts()) != (worker.node_id, worker.facts())
         return changed, worker
@@ -240,6 +253,9 @@ class WorkerRegistry:
             running=load[0] if load else None,
             waiting=load[1] if load else None,
             max_concurrent_requests=worker.max_concurrent_requests,
+            handshake=worker.handshake,
+            bootstrap=worker.bootstrap,
+            engine_id=worker.engine_id,
             age_seconds=round(max(0.0, self._clock.monotonic() - worker.seen), 3),
         )
 

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable
-from pathlib import Path
 from urllib.parse import quote
 
 import msgspec
@@ -11,7 +10,6 @@ import structlog
 from controlplane.gateway.api_client import ApiClient
 from controlplane.gateway.upstream import UpstreamError
 from controlplane.gateway.wire import View
-from workers.core.errors import ConfigError
 
 log = structlog.get_logger(__name__)
 
@@ -62,13 +60,3 @@ class ViewFollower:
             return
         self._apply(view)
         self._revision, self._boot_id = view.revision, view.boot_id
-
-
-def load_static(path: str) -> View:
-    """A view from a file. Raises `ConfigError`."""
-    try:
-        view = _decoder.decode(Path(path).read_bytes())
-    except (OSError, msgspec.DecodeError) as error:
-        problem = f"no cluster view can be read ({error})"
-        raise ConfigError("--static", path, problem, "Give the JSON of a ClusterView.") from None
-    return view if view.boot_id else msgspec.structs.replace(view, boot_id="static")

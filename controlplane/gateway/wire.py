@@ -9,6 +9,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from controlplane.core.handshake import HandshakeName
 from controlplane.core.routing import DecodeCandidate, PrefillCandidate
 
 HISTOGRAM_BOUNDS_SECONDS: Final = (
@@ -42,6 +43,9 @@ class ViewWorker(msgspec.Struct, frozen=True):
     namespace: str | None = None
     block_tokens: int | None = None
     max_concurrent_requests: int = 16
+    handshake: HandshakeName = "perilune"
+    bootstrap: str = ""
+    engine_id: str = ""
 
 
 class ViewModel(msgspec.Struct, frozen=True):

@@ -66,7 +66,7 @@ def test_it_serves_within_its_memory_and_drains(tmp_path: Path, tokenizer_folder
 
 
 @pytest.mark.parametrize(("arguments", "says"), [
-    (["--static", "/nowhere.json"], "--static = '/nowhere.json': no cluster view can be read"),
+    (["--static", "/nowhere.json"], "--static = '/nowhere.json': cannot be read"),
     (["--token-file", "/nowhere"], "--token-file = '/nowhere': cannot be read"),
     (["--model", "m"], "Write --model name=/folder."),
     (["--port", "99999"], "--port = 99999: is not between 0 and 65535"),
