@@ -49,10 +49,19 @@ def register(app: typer.Typer) -> None:
     ):
         app.add_typer(verbs, name=name)
     app.command("audit")(audit)
+    anything = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
+    app.command("gateway", context_settings=anything)(gateway)
     register_cache(app)
     register_doctor(app)
     if find_spec("controlplane.bench") and find_spec("controlplane.bench.commands"):
         register_verbs(app, "controlplane.bench.commands", verb="bench", extra="controlplane")
+
+
+def gateway(context: typer.Context) -> None:
+    """Serve /v1 over workers that a control plane or a file (--static) names; --help has more."""
+    from controlplane.gateway.__main__ import main  # noqa: PLC0415
+
+    raise typer.Exit(main(context.args))
 
 
 @get_app.command("nodes")

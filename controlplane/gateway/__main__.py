@@ -21,7 +21,7 @@ log = structlog.get_logger(__name__)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m controlplane.gateway", description=__doc__)
+    parser = argparse.ArgumentParser(prog="perilune gateway", description="The OpenAI-compatible front of the cluster.")
     add = parser.add_argument
     add("--id", default="gw-1", help="unique among the gateways of a cluster")
     add("--host", default="127.0.0.1")
@@ -32,7 +32,8 @@ def _parser() -> argparse.ArgumentParser:
         help="follow this node agent (unix:/path, tcp:host:port) besides the view's; repeatable")  # fmt: skip
     add("--model", action="append", default=[], metavar="NAME=PATH",
         help="a model's tokenizer folder, where no control plane says; repeatable")  # fmt: skip
-    add("--static", default="", metavar="FILE", help="a ClusterView in JSON instead of an agent")
+    add("--static", default="", metavar="FILE",
+        help="workers in TOML (or a ClusterView in JSON), without a control plane; SIGHUP rereads it")  # fmt: skip
     add("--max-body-bytes", type=int, default=Limits().max_body_bytes)
     add("--prefill-timeout", type=float, default=Timeouts().prefill, metavar="SECONDS")
     add("--first-byte-timeout", type=float, default=Timeouts().first_byte, metavar="SECONDS")
@@ -117,6 +118,7 @@ async def _serve(settings: Settings) -> None:
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, gateway.reload_static)
     try:
         await gateway.start()
         log.info("gateway_ready", url=gateway.url, id=settings.gateway_id)
@@ -136,7 +138,6 @@ def _calm_collector() -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Exit code 2: a setting cannot work; 1: the address is taken."""
-    die_with_parent()
     try:
         settings, level = settings_from(sys.argv[1:] if argv is None else argv)
         structlog.configure(
@@ -155,4 +156,5 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    die_with_parent()
     sys.exit(main())

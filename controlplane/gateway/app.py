@@ -37,6 +37,7 @@ from controlplane.gateway.stats import Stats
 from controlplane.gateway.view import ViewFollower
 from controlplane.gateway.walk import walk
 from controlplane.gateway.wire import GatewayStats, View
+from workers.core.errors import ConfigError
 from workers.process import rss_bytes
 
 log = structlog.get_logger(__name__)
@@ -112,6 +113,19 @@ class Gateway:
     @property
     def url(self) -> str:
         return f"http://{self.settings.host}:{self.server.port}"
+
+    def reload_static(self) -> None:
+        """Read the static file again (SIGHUP); one with a fault changes nothing."""
+        path = self.settings.static_view
+        if not path:
+            return
+        try:
+            view = load_static(path, self.cluster.view.revision + 1)
+        except ConfigError as error:
+            log.error("static_not_reread", error=str(error), effect="the last one is kept")  # noqa: TRY400 - the trace says nothing
+            return
+        self.cluster.apply(view)
+        log.info("static_reread", workers=len(view.workers), revision=view.revision)
 
     async def _housekeeping(self) -> None:
         while True:

@@ -30,6 +30,45 @@ def free_port() -> int:
         return int(sock.getsockname()[1])
 
 
+WORKER = '[[worker]]\nurl = "http://127.0.0.1:9"\nrole = "both"\nmodel = "{model}"\n'
+
+
+def test_sighup_rereads_the_static_file_and_a_fault_changes_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "workers.toml"
+    file.write_text(WORKER.format(model="first"))
+    port = free_port()
+    process = start("--port", str(port), "--static", str(file))
+    assert process.stderr is not None
+
+    def models() -> list[str]:
+        try:
+            reply = httpx2.get(f"http://127.0.0.1:{port}/v1/models").json()
+        except httpx2.TransportError:
+            return []
+        return [row["id"] for row in reply["data"]]
+
+    def until(wanted: list[str]) -> None:
+        deadline = time.monotonic() + 60
+        while models() != wanted:
+            assert time.monotonic() < deadline, models()
+            time.sleep(0.05)
+
+    try:
+        until(["first"])
+        file.write_text("[[worker]]\nurl = 1\n")
+        process.send_signal(signal.SIGHUP)
+        while b"static_not_reread" not in process.stderr.readline():
+            assert process.poll() is None
+        assert models() == ["first"]
+        file.write_text(WORKER.format(model="second"))
+        process.send_signal(signal.SIGHUP)
+        until(["second"])
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        process.stderr.close()
+
+
 def test_it_serves_within_its_memory_and_drains(tmp_path: Path, tokenizer_folder: Path) -> None:
     home = Path.home() / ".local/share/perilune/models/smollm2"  # the real one if it is here
     folder = home if (home / "tokenizer.json").exists() else tokenizer_folder
