@@ -62,6 +62,7 @@ class Pair(Schema):
     failures: int = 0
     p50_seconds: float | None = None
     p95_seconds: float | None = None
+    p99_seconds: float | None = None
 
 
 class Matrix(Schema):

@@ -203,4 +203,5 @@ def _pair(name: str, bucket: Bucket) -> Pair:
         failures=int(counters.get("failures", 0)),
         p50_seconds=bucket.percentile("transfer", 0.50),
         p95_seconds=bucket.percentile("transfer", 0.95),
+        p99_seconds=bucket.percentile("transfer", 0.99),
     )

@@ -11,8 +11,12 @@ def nodes(
     destination: str | None = None,
     node: str | None = None,
     limit: int | None = None,
+    *,
+    links: bool = True,
 ) -> Call[NodeTransferList]:
     """Filters that are not given match everything."""
     given = {"source": source, "destination": destination, "node": node, "limit": limit}
     params = {name: str(value) for name, value in given.items() if value is not None}
+    if not links:
+        params["links"] = "false"
     return Call("GET", f"{API}/transfers/nodes", NodeTransferList, params)

@@ -22,11 +22,17 @@ async def nodes(
     node: NodeQuery = None,
     transport: Annotated[str | None, Query(max_length=16)] = None,
     priority: Literal["first_token", "batch"] | None = None,
-    limit: Annotated[int, Query(ge=1, le=2000)] = 500,
+    limit: Annotated[int, Query(ge=0, le=2000)] = 500,
+    *,
+    links: bool = True,
 ) -> NodeTransferList:
-    """Per source, destination, transport and priority, since the agents started; links, alarms."""
+    """Per source, destination, transport and priority, since the agents started; links, alarms.
+
+    `limit=0&links=false` is alarms alone.
+    """
     now = plane.clock.monotonic()
     heard = [
         Heard(live.stats, max(0.0, now - live.seen)) for live in plane.nodes.live() if live.stats
     ]
-    return report(heard, Wanted(source, destination, node, transport, priority), limit)
+    found = report(heard, Wanted(source, destination, node, transport, priority), limit)
+    return found if links else found.model_copy(update={"links": []})

@@ -151,4 +151,6 @@ def _link(node: str, link: LinkStats) -> NodeLink:
         latency_seconds=link.latency_seconds,
         bytes_per_second=link.bytes_per_second,
         last_error=link.last_error,
+        chosen=link.chosen,
+        override=link.override,
     )

@@ -72,6 +72,8 @@ class NodeLink(Schema):
     latency_seconds: float | None = None
     bytes_per_second: float | None = None
     last_error: str = ""
+    chosen: bool = False  # what a transfer of 1 MiB would take now
+    override: bool = False  # set for this peer, whatever it costs
 
 
 class NodeAlarm(Schema):

@@ -21,6 +21,8 @@ BUCKET_SECONDS: Final = (
 """Upper bounds; one more bucket takes what is longer."""
 MAX_PAIRS: Final = 1024
 SLOWEST: Final = 8
+CHOICE_BYTES: Final = 1 << 20
+"""A transfer of this size stands for all where a report says which transport is chosen."""
 RECENT_SECONDS: Final = 600.0
 
 
@@ -81,6 +83,8 @@ class LinkStats(msgspec.Struct, frozen=True):
     latency_seconds: float | None = None
     bytes_per_second: float | None = None
     last_error: str = ""
+    chosen: bool = False  # what a transfer of CHOICE_BYTES from or to that peer would take now
+    override: bool = False  # set for this peer, whatever it costs
 
 
 class TransferStats(msgspec.Struct, frozen=True):

@@ -27,7 +27,13 @@ from workers.core.clock import Clock
 from workers.core.transfer_choice import CostModel
 from workers.core.transfer_pacing import CAP_SHARE
 from workers.core.transfer_state import Transfers
-from workers.core.transfer_stats import LinkStats, PairKey, TransferLedger, TransferStats
+from workers.core.transfer_stats import (
+    CHOICE_BYTES,
+    LinkStats,
+    PairKey,
+    TransferLedger,
+    TransferStats,
+)
 from workers.core.transfer_types import (
     LINK_CAUSES,
     Alarm,
@@ -408,17 +414,21 @@ class TransferEngine:
         if peer is None:
             raise ValueError(f"peer = {request.peer!r}: no address of it is known")
         offered = self._offered(peer.addresses, request.direction)
-        forced = self._overrides.get(request.peer)
-        if forced in offered:
-            return forced
         num_bytes = sum(piece.num_bytes for piece in request.pieces)
-        chosen = self.costs.choose(request.peer, num_bytes, offered, self.clock.monotonic())
+        chosen = self._cheapest(request.peer, offered, num_bytes)
         if chosen is None:
             raise ValueError(
                 f"peer {request.peer} offers {sorted(peer.addresses)}, "
                 f"this node has {sorted(self.transports)}: no transport in common"
             )
         return chosen
+
+    def _cheapest(self, peer: str, offered: Sequence[str], num_bytes: int) -> str | None:
+        """What is set for the peer, if it is offered; else what costs least."""
+        forced = self._overrides.get(peer)
+        if forced in offered:
+            return forced
+        return self.costs.choose(peer, num_bytes, offered, self.clock.monotonic())
 
     def _offered(self, addresses: Mapping[str, str], direction: Direction) -> list[str]:
         pulls = direction is Direction.PULL
@@ -430,6 +440,8 @@ class TransferEngine:
 
     def _link_stats(self, link_id: LinkId) -> LinkStats:
         link = self._state.links[link_id]
+        peer = self._peers.get(link_id.peer)
+        offered = self._offered(peer.addresses, Direction.PULL) if peer else []
         cost = self.costs.measured(link_id)
         return LinkStats(
             link_id.peer, link_id.transport, link.state.value, link.breaker.state.value,
@@ -437,6 +449,8 @@ class TransferEngine:
             link.budget.spent_bytes, link.budget.exhausted, link.late, link.bucket.rate,
             cost.latency_seconds if cost else None, cost.bytes_per_second if cost else None,
             link.last_error,
+            self._cheapest(link_id.peer, offered, CHOICE_BYTES) == link_id.transport,
+            self._overrides.get(link_id.peer) == link_id.transport,
         )  # fmt: skip
 
     def _ring(self) -> None:

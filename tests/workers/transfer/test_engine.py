@@ -352,8 +352,10 @@ class TestChoice:
 
         try:
             assert run("a") == "shm"
+            assert self.marks(engine) == {"shm": (True, False)}
             engine.override("holder", "tcp")
             assert run("b") == "tcp"
+            assert self.marks(engine) == {"shm": (False, False), "tcp": (True, True)}
             engine.override("holder", None)
             assert run("c") == "shm"
             assert run("d", transport="tcp") == "tcp"
@@ -361,6 +363,10 @@ class TestChoice:
                 engine.override("holder", "rdma")
         finally:
             engine.close()
+
+    def marks(self, engine: TransferEngine) -> dict[str, tuple[bool, bool]]:
+        """By transport: chosen, set by hand."""
+        return {link.transport: (link.chosen, link.override) for link in engine.stats().links}
 
     def test_an_unknown_peer_is_refused_at_once(self, make_node: Callable[..., Node]) -> None:
         node = make_node()
