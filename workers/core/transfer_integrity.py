@@ -27,8 +27,9 @@ def _check_link(link: Link) -> None:
     assert link.flying_bytes == sum(flight.part.length for flight in flights), "bytes in flight"
     batch = [f for f in flights if f.job.request.priority is Priority.BATCH]
     assert link.flying_batch_bytes == sum(flight.part.length for flight in batch)
-    assert len(flights) <= link.window_ops, "more ops than the device takes"
-    assert link.flying_bytes <= link.limits.window_bytes or len(flights) == 1, "window"
+    assert len(flights) <= max(link.window_ops, link.widest_ops), "more ops than the device takes"
+    widest = max(link.limits.window_bytes, link.widest_bytes)
+    assert link.flying_bytes <= widest or len(flights) == 1, "window"
     assert link.state is LinkState.UP or not flights, "ops on a closed endpoint"
     for priority, queue in link.ready.items():
         for job in queue:

@@ -6,10 +6,14 @@ import heapq
 from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
 from workers.core.transfer_job import Job, Part
 from workers.core.transfer_pacing import Breaker, RetryBudget, TokenBucket
-from workers.core.transfer_types import LinkId, Priority, TransferLimits
+from workers.core.transfer_types import CapRule, LinkId, Priority, TransferLimits
+
+MEASURE_BYTES: Final = 1 << 20
+"""Fewer tell of latency, not of bandwidth."""
 
 
 class LinkState(StrEnum):
@@ -56,6 +60,12 @@ class Link:
     opens: int = 0
     small_ops: int = 0
     late: int = 0  # completions of ops that had been given up
+    widest_ops: int = 0  # the window when what flies was posted, where that was larger
+    widest_bytes: int = 0
+    own_cap: float | None = None  # set for this link alone
+    best_rate: float = 0.0  # bytes a second, while busy: what the link has shown that it can
+    _busy_since: float = 0.0
+    _busy_bytes: int = 0
     _order: int = 0
 
     @property
@@ -104,7 +114,9 @@ class Link:
                 return False
         return not self.flights or self.flying_bytes + length <= self.limits.window_bytes
 
-    def fly(self, op_id: int, job: Job, part: Part) -> None:
+    def fly(self, op_id: int, job: Job, part: Part, now: float) -> None:
+        if not self.flights:
+            self._busy_since, self._busy_bytes = now, 0
         self.flights[op_id] = Flight(job, part)
         job.in_flight[op_id] = part
         self.flying_bytes += part.length
@@ -121,6 +133,36 @@ class Link:
         if flight.job.request.priority is Priority.BATCH:
             self.flying_batch_bytes -= flight.part.length
         return flight
+
+    def set_limits(self, limits: TransferLimits) -> None:
+        """Other bounds from now on; what flies stays under way."""
+        self.widest_ops = max(self.widest_ops, self.window_ops) if self.flights else 0
+        widest = max(self.widest_bytes, self.limits.window_bytes)
+        self.widest_bytes = widest if self.flights else 0
+        self.limits = limits
+        self.budget.floor_bytes, self.budget.share = limits.retry_floor_bytes, limits.retry_share
+        self.breaker.threshold = limits.breaker_failures
+
+    def moved(self, num_bytes: int, now: float) -> bool:
+        """Book bytes that arrived; whether the link was quicker than ever. A cap makes pauses, in
+        which nothing flies: they do not count."""
+        self._busy_bytes += num_bytes
+        seconds = now - self._busy_since
+        if self._busy_bytes < MEASURE_BYTES or seconds <= 0:
+            return False
+        rate = self._busy_bytes / seconds
+        if rate <= self.best_rate:
+            return False
+        self.best_rate = rate
+        return True
+
+    def apply_cap(self, rule: CapRule, now: float) -> None:
+        """What is set for this link alone, else the rule. A rate that hardly differs stays."""
+        rate = self.own_cap
+        if rate is None:
+            rate = rule.of(self.id.transport, self.best_rate)
+        if not rate or abs(rate - self.bucket.rate) > 0.02 * rate:
+            self.bucket.set_rate(rate, now)
 
     def unfly(self, op_id: int) -> Flight | None:
         """It was not posted after all."""

@@ -24,6 +24,8 @@ class TokenBucket:
 
     def set_rate(self, rate: float, now: float) -> None:
         assert rate >= 0
+        if rate == self.rate:
+            return
         self.rate, self._tokens, self._at = rate, 0.0, now
 
     def ready(self, now: float) -> bool:

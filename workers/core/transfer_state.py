@@ -20,6 +20,7 @@ from workers.core.transfer_types import (
     Arrived,
     CancelOps,
     CancelRequested,
+    CapRule,
     CapSet,
     Cause,
     Close,
@@ -30,6 +31,7 @@ from workers.core.transfer_types import (
     Down,
     Event,
     Finish,
+    LimitsSet,
     LinkId,
     Op,
     Open,
@@ -53,6 +55,7 @@ class Transfers:
 
     def __init__(self, limits: TransferLimits, jitter: Callable[[], float]) -> None:
         self.limits = limits
+        self.cap = CapRule()
         self.links: dict[LinkId, Link] = {}
         self.jobs: dict[str, Job] = {}
         self._jitter = jitter
@@ -68,6 +71,8 @@ class Transfers:
                 self._about_transfer(event, now)
             case Ticked():
                 self._tick(now)
+            case LimitsSet():
+                self._set_limits(event, now)
             case _:
                 link = self.links.get(event.link)
                 if link is not None:
@@ -110,7 +115,15 @@ class Transfers:
             case Progressed():
                 link.progress_at = now
             case CapSet(_, rate):
-                link.bucket.set_rate(rate, now)
+                link.own_cap = rate
+                link.apply_cap(self.cap, now)
+
+    def _set_limits(self, event: LimitsSet, now: float) -> None:
+        self.limits, self.cap = event.limits, event.cap
+        for link in self.links.values():
+            link.set_limits(event.limits)
+            link.apply_cap(self.cap, now)
+            self._pump(link, now)
 
     # --- requests ---------------------------------------------------------------------------
 
@@ -160,6 +173,7 @@ class Transfers:
             Breaker(limits.breaker_failures, limits.backoff_seconds, limits.max_backoff_seconds),
             used_at=now,
         )  # fmt: skip
+        link.apply_cap(self.cap, now)
         self.links[link_id] = link
         return link
 
@@ -276,7 +290,7 @@ class Transfers:
     def _launch(self, link: Link, job: Job, part: Part, now: float) -> Op:
         op_id = self._next_op
         self._next_op = op_id + 1
-        link.fly(op_id, job, part)
+        link.fly(op_id, job, part, now)
         link.bucket.take(part.length)
         if part.length < SMALL_PIECE_BYTES:
             link.small_ops += 1
@@ -330,7 +344,7 @@ class Transfers:
             if cause is not None:
                 job = self._op_failed(link, completion.op_id, cause, now)
             else:
-                job = self._op_arrived(link, completion.op_id, completion.checksum)
+                job = self._op_arrived(link, completion.op_id, completion.checksum, now)
             if job is not None:
                 job.verify_seconds += completion.verify_seconds
                 jobs[job.request.transfer_id] = job
@@ -338,7 +352,7 @@ class Transfers:
             self._settle(job, link, now)
         self._pump(link, now)
 
-    def _op_arrived(self, link: Link, op_id: int, checksum: int) -> Job | None:
+    def _op_arrived(self, link: Link, op_id: int, checksum: int, now: float) -> Job | None:
         flight = link.land(op_id)
         if flight is None:
             return None
@@ -346,6 +360,8 @@ class Transfers:
             self._out.append(Alarm(link.id, raised=False, text="transfers work again"))
         job, part = flight.job, flight.part
         link.budget.arrived(part.length)
+        if link.moved(part.length, now):
+            link.apply_cap(self.cap, now)
         piece = job.request.pieces[part.piece]
         gather = job.arrived(part)
         if part.length == piece.block_length:

@@ -192,6 +192,24 @@ class TransferLimits(msgspec.Struct, frozen=True):
     max_post_refusals: int = 8  # in a row, with nothing in flight
 
 
+class CapRule(msgspec.Struct, frozen=True):
+    """What links may carry, in bytes a second; 0 in all of them: as much as they can.
+
+    `rate` goes before `share`, which is of `link_rate`, or of the best that the link has shown. A
+    link that has shown nothing yet is not capped by share. Shared memory is no link.
+    """
+
+    share: float = 0.0
+    rate: float = 0.0
+    link_rate: float = 0.0
+
+    def of(self, transport: str, best_rate: float) -> float:
+        """The cap of one link; 0: none."""
+        if transport == "shm":
+            return 0.0
+        return self.rate or self.share * (self.link_rate or best_rate)
+
+
 # --- events: what happened ------------------------------------------------------------------
 
 
@@ -254,10 +272,17 @@ class Sealed(msgspec.Struct, frozen=True):
 
 
 class CapSet(msgspec.Struct, frozen=True):
-    """Cap a link at this many bytes a second; 0 lifts the cap."""
+    """Cap a link at this many bytes a second; 0 lifts the cap. It goes before `LimitsSet`'s rule."""
 
     link: LinkId
     bytes_per_second: float
+
+
+class LimitsSet(msgspec.Struct, frozen=True):
+    """Other bounds from now on, and another rule for the caps of all links."""
+
+    limits: TransferLimits
+    cap: CapRule = CapRule()
 
 
 class Ticked(msgspec.Struct, frozen=True):
@@ -274,6 +299,7 @@ Event = (
     | Progressed
     | Sealed
     | CapSet
+    | LimitsSet
     | Ticked
 )
 
