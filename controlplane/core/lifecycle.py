@@ -3,10 +3,15 @@
 waiting -> prefilling -> handing_over -> decoding -> done
    |           |              |             |
    +-----------+--------------+-------------+--> failed | cancelled      (waiting -> rejected)
+
+Leg 2 may be sent while leg 1 runs (early): the request is `prefilling` until leg 1 is over, and
+goes on to `decoding` without a handover.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
@@ -109,6 +114,7 @@ class CloseRecord(msgspec.Struct, frozen=True, gc=False):
 
 
 Command = EndPrefillLoad | FreeSlot | ReleasePins | CloseRecord
+_NOTHING: Final[tuple[Command, ...]] = ()
 
 
 class InvalidTransitionError(AssertionError):
@@ -121,40 +127,50 @@ class Lifecycle:
 
     state: State = State.WAITING
     slot_worker: str = ""
-    prefill_worker: str = ""
+    prefill_worker: str = ""  # of the leg 1 in flight
+    is_decoding: bool = False  # a leg 2 is in flight
     may_have_pins: bool = False
     story: list[Event] = field(default_factory=list)
 
-    def handle(self, event: Event) -> list[Command]:
+    def handle(self, event: Event) -> Sequence[Command]:
         """Commands in the order to perform them. Raises `InvalidTransitionError`."""
         self.story.append(event)
         match event:
             case SlotTaken(worker_id):
-                self._expect(event, State.WAITING, State.HANDING_OVER)
+                self._expect(event, not self.is_decoding)
                 self.slot_worker = worker_id
-                return []
+                return _NOTHING
             case PrefillStarted(worker_id):
-                self._expect(event, State.WAITING, State.HANDING_OVER)
+                self._expect(event, not self.prefill_worker)
                 self.state, self.prefill_worker = State.PREFILLING, worker_id
                 self.may_have_pins = True
-                return []
+                return _NOTHING
             case PrefillEnded():
-                self._expect(event, State.PREFILLING)
-                self.state = State.HANDING_OVER
+                self._expect(event, bool(self.prefill_worker))
+                self.state = State.DECODING if self.is_decoding else State.HANDING_OVER
                 return self._end_prefill()
             case DecodeStarted():
-                self._expect(event, State.WAITING, State.HANDING_OVER)
-                self.state = State.DECODING
-                return []
+                self._expect(event, bool(self.slot_worker) and not self.is_decoding)
+                self.is_decoding = True
+                if not self.prefill_worker:
+                    self.state = State.DECODING
+                return _NOTHING
             case DecodeRetried():
-                self._expect(event, State.DECODING)
-                self.state = State.HANDING_OVER
-                return []
+                self._expect(event, self.is_decoding)
+                self.is_decoding = False
+                if not self.prefill_worker:
+                    self.state = State.HANDING_OVER
+                return _NOTHING
+            case Rejected() | Finished() | Failed() | ClientLeft():
+                return self._over(event)
+
+    def _over(self, event: Rejected | Finished | Failed | ClientLeft) -> Sequence[Command]:
+        match event:
             case Rejected():
-                self._expect(event, State.WAITING)
+                self._expect(event, self.state is State.WAITING and not self.slot_worker)
                 return self._end(State.REJECTED)
             case Finished():
-                self._expect(event, State.DECODING)
+                self._expect(event, self.state is State.DECODING)
                 return self._end(State.DONE)
             case Failed():
                 return self._end_if_open(State.FAILED)
@@ -162,17 +178,21 @@ class Lifecycle:
                 return self._end_if_open(State.CANCELLED)
 
     def check_integrity(self) -> None:
-        """An ended request holds nothing; leg 1 is in flight only while prefilling."""
+        """An ended request holds nothing; the state says which leg is in flight."""
         if self.state in ENDS:
             assert not self.slot_worker, self.story
             assert not self.prefill_worker, self.story
+            assert not self.is_decoding, self.story
             assert not self.may_have_pins, self.story
+            return
         assert bool(self.prefill_worker) == (self.state is State.PREFILLING), self.story
+        assert self.is_decoding or self.state is not State.DECODING, self.story
+        assert self.slot_worker or not self.is_decoding, self.story
 
-    def _end_if_open(self, state: State) -> list[Command]:
-        return [] if self.state in ENDS else self._end(state)
+    def _end_if_open(self, state: State) -> Sequence[Command]:
+        return _NOTHING if self.state in ENDS else self._end(state)
 
-    def _end(self, state: State) -> list[Command]:
+    def _end(self, state: State) -> Sequence[Command]:
         commands = self._end_prefill()
         if self.slot_worker:
             commands.append(FreeSlot(self.slot_worker))
@@ -180,7 +200,7 @@ class Lifecycle:
         if self.may_have_pins:
             commands.append(ReleasePins())
             self.may_have_pins = False
-        self.state = state
+        self.state, self.is_decoding = state, False
         commands.append(CloseRecord(state))
         return commands
 
@@ -190,7 +210,7 @@ class Lifecycle:
         worker_id, self.prefill_worker = self.prefill_worker, ""
         return [EndPrefillLoad(worker_id)]
 
-    def _expect(self, event: Event, *states: State) -> None:
-        if self.state not in states:
+    def _expect(self, event: Event, is_possible: bool) -> None:
+        if self.state in ENDS or not is_possible:
             story = " > ".join(type(event).__name__ for event in self.story)
             raise InvalidTransitionError(f"{event} in {self.state}: {story}")

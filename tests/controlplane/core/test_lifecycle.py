@@ -1,16 +1,21 @@
 """Whatever happens to a request, what it held is released exactly once."""
 
+from dataclasses import replace
+
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from controlplane.core.lifecycle import (
     ENDS,
     ClientLeft,
     CloseRecord,
+    Command,
     DecodeRetried,
     DecodeStarted,
     EndPrefillLoad,
+    Event,
     Failed,
     Finished,
     FreeSlot,
@@ -32,13 +37,13 @@ EVENTS = (
 
 def test_the_usual_walk() -> None:
     life = Lifecycle()
-    assert life.handle(SlotTaken("d1")) == []
-    assert life.handle(PrefillStarted("p1")) == []
+    assert not life.handle(SlotTaken("d1"))
+    assert not life.handle(PrefillStarted("p1"))
     assert life.handle(PrefillEnded()) == [EndPrefillLoad("p1")]
-    assert life.handle(DecodeStarted()) == []
+    assert not life.handle(DecodeStarted())
     assert life.handle(Finished()) == [FreeSlot("d1"), ReleasePins(), CloseRecord(State.DONE)]
-    assert life.handle(ClientLeft()) == []
-    assert life.handle(Failed()) == []
+    assert not life.handle(ClientLeft())
+    assert not life.handle(Failed())
 
 
 def test_a_client_that_leaves_during_prefill() -> None:
@@ -62,24 +67,89 @@ def test_an_impossible_event_tells_the_story() -> None:
         life.handle(Finished())
 
 
-@settings(max_examples=300)
-@given(st.lists(st.sampled_from(EVENTS), max_size=25), st.sampled_from([Failed(), ClientLeft()]))
-def test_every_exit_releases_exactly_once(events: list, last: Failed | ClientLeft) -> None:
+def test_leg_2_may_be_sent_before_leg_1_is_over() -> None:
     life = Lifecycle()
-    commands, prefills, slots = [], 0, 0
-    for event in [*events, last]:
-        was_open = life.state not in ENDS
+    for event in (SlotTaken("d1"), PrefillStarted("p1"), DecodeStarted()):
+        assert not life.handle(event)
+    assert life.state is State.PREFILLING
+    with pytest.raises(InvalidTransitionError):  # an answer before leg 1's would be unexplained
+        life.handle(Finished())
+    assert life.handle(PrefillEnded()) == [EndPrefillLoad("p1")]
+    assert life.state is State.DECODING
+    assert life.handle(Finished()) == [FreeSlot("d1"), ReleasePins(), CloseRecord(State.DONE)]
+
+
+def test_prefill_is_tried_elsewhere_while_decode_waits() -> None:
+    life = Lifecycle()
+    for event in (SlotTaken("d1"), PrefillStarted("p1"), DecodeStarted(), PrefillEnded()):
+        life.handle(event)
+    life.handle(PrefillStarted("p2"))
+    life.handle(DecodeRetried())  # and decode moves meanwhile
+    life.handle(SlotTaken("d2"))
+    life.handle(DecodeStarted())
+    assert life.handle(ClientLeft()) == [
+        EndPrefillLoad("p2"), FreeSlot("d2"), ReleasePins(), CloseRecord(State.CANCELLED),
+    ]  # fmt: skip
+
+
+class Ownership(RuleBasedStateMachine):
+    """Any order of events; what each command ends is counted against what was begun."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.life = Lifecycle()
+        self.prefills_open = 0
+        self.has_slot = False
+        self.has_pins = False
+        self.closed = 0
+
+    @rule(event=st.sampled_from(EVENTS))
+    def happens(self, event: Event) -> None:
+        was_open = self.life.state not in ENDS
+        before = replace(self.life, story=[])
         try:
-            done = life.handle(event)
+            commands = self.life.handle(event)
         except InvalidTransitionError:
-            continue
-        commands += done
-        if was_open:
-            prefills += isinstance(event, PrefillStarted)
-            slots += isinstance(event, SlotTaken)
-        life.check_integrity()
-    assert life.state in ENDS
-    assert sum(isinstance(c, EndPrefillLoad) for c in commands) == prefills
-    assert sum(isinstance(c, FreeSlot) for c in commands) == min(slots, 1)
-    assert sum(isinstance(c, ReleasePins) for c in commands) == min(prefills, 1)
-    assert sum(isinstance(c, CloseRecord) for c in commands) == 1
+            assert replace(self.life, story=[]) == before  # a refused event changes nothing
+            return
+        if was_open and isinstance(event, PrefillStarted):
+            self.prefills_open += 1
+            self.has_pins = True
+        if was_open and isinstance(event, SlotTaken):
+            self.has_slot = True
+        for command in commands:
+            self._perform(command)
+        if not was_open:
+            assert not commands
+
+    def _perform(self, command: Command) -> None:
+        match command:
+            case EndPrefillLoad():
+                self.prefills_open -= 1
+            case FreeSlot():
+                assert self.has_slot
+                self.has_slot = False
+            case ReleasePins():
+                assert self.has_pins
+                self.has_pins = False
+            case CloseRecord():
+                self.closed += 1
+
+    @invariant()
+    def agrees(self) -> None:
+        self.life.check_integrity()
+        is_over = self.life.state in ENDS
+        assert self.prefills_open == int(bool(self.life.prefill_worker)) <= int(not is_over)
+        assert self.has_slot == bool(self.life.slot_worker)
+        assert self.has_pins == self.life.may_have_pins
+        assert self.closed == int(is_over)
+
+    def teardown(self) -> None:
+        """However far it has come, its client leaves."""
+        self.happens(ClientLeft())
+        assert self.life.state in ENDS
+        self.agrees()
+
+
+TestOwnership = Ownership.TestCase
+TestOwnership.settings = settings(max_examples=150, stateful_step_count=25, deadline=None)
