@@ -50,6 +50,11 @@ def pairs(prefill: HandshakeName, decode: HandshakeName) -> bool:
     return prefill == decode
 
 
+def is_handoff_missing(name: HandshakeName, reply: dict[str, Any] | None) -> bool:
+    """Whether leg 1's answer lacks what leg 2 needs (`perilune`: no number of blocks)."""
+    return name == "perilune" or (name == "nixl" and not reply)
+
+
 def prefill_params(name: HandshakeName, transfer_id: str) -> dict[str, Any] | None:
     """`kv_transfer_params` of leg 1; None: the field is left out. Not for `perilune`."""
     if name == "nixl":

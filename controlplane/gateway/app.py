@@ -22,6 +22,7 @@ from controlplane.gateway.bodies import (
     legs_salt,
     parse,
 )
+from controlplane.gateway.bootstraps import Bootstraps
 from controlplane.gateway.cluster import Cluster
 from controlplane.gateway.legs import LegSender
 from controlplane.gateway.metrics import CONTENT_TYPE, Extra, render
@@ -58,9 +59,11 @@ class Gateway:
         self._loop = asyncio.get_running_loop()
         self.server = Server(self.handle, settings.limits, settings.timeouts)
         self._agents = Agents(settings.gateway_id, settings.agents, self.cluster, self.records.leg)
+        self._bootstraps = Bootstraps()
+        self.cluster.on_view.append(self._bootstraps.follow_view)
         self._context = Context(
             settings, self.cluster, Scheduler(self.cluster), self.stats, self.records,
-            LegSender(settings), self._agents,
+            LegSender(settings), self._agents, self._bootstraps,
         )  # fmt: skip
         self._ids = count(1)
         self._id_suffix = secrets.token_hex(6)
@@ -104,6 +107,7 @@ class Gateway:
                 async with asyncio.timeout(2.0):
                     await self._reporter.flush()
         await self._agents.close()
+        await self._bootstraps.close()
         if self._client is not None:
             self._client.close()
         self.cluster.close()

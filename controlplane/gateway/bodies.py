@@ -125,8 +125,17 @@ def label_of(headers: dict[bytes, bytes]) -> str:
     return found[0].decode() if found else ""
 
 
-def prefill_leg(body: ClientBody, params: LegParams, salt: str | None) -> bytes:
-    """Leg 1: one token, one choice, no stream."""
+KvParams = dict[str, Any]
+"""The value of `kv_transfer_params`: ours, or what a foreign engine's connector reads."""
+
+
+def ours(params: LegParams) -> KvParams:
+    """`kv_transfer_params` of workers with our connector."""
+    return {"perilune": params}
+
+
+def prefill_leg(body: ClientBody, kv: KvParams | None, salt: str | None) -> bytes:
+    """Leg 1: one token, one choice, no stream. Without `kv`, no transfer parameters at all."""
     fields = {name: value for name, value in body.fields.items() if name not in _NOT_FOR_PREFILL}
     capped = False
     for name in _CAPS:
@@ -141,24 +150,31 @@ def prefill_leg(body: ClientBody, params: LegParams, salt: str | None) -> bytes:
         fields["stream"] = False
     if isinstance(fields.get("tool_choice"), dict) or fields.get("tool_choice") == "required":
         fields["tool_choice"] = "none"  # one token is no tool call; the prompt stays the same
-    fields["kv_transfer_params"] = {"perilune": params}
+    if kv is not None:
+        fields["kv_transfer_params"] = kv
+    else:
+        fields.pop("kv_transfer_params", None)  # not the client's to say
     if salt is not None and not has_illegal_salt(fields.get("cache_salt")):
         fields["cache_salt"] = salt
     return _encode(fields)
 
 
-def decode_leg(body: ClientBody, params: LegParams, salt: str | None) -> bytes:
+def decode_leg(body: ClientBody, kv: KvParams | None, salt: str | None) -> bytes:
     """Leg 2: the client's bytes, with only our own fields added."""
-    ours: dict[str, Any] = {"kv_transfer_params": {"perilune": params}}
+    added: dict[str, Any] = {}
+    if kv is not None:
+        added["kv_transfer_params"] = kv
     if salt is not None and not has_illegal_salt(body.fields.get("cache_salt")):
-        ours["cache_salt"] = salt
+        added["cache_salt"] = salt
     if any(name in body.fields for name in _OURS):
         fields = {n: v for n, v in body.fields.items() if n != "kv_transfer_params"}
-        return _encode({**fields, **ours})
+        return _encode({**fields, **added})
+    if not added:
+        return body.raw
     start = body.raw.index(b"{")
     rest = body.raw[start + 1 :]
     comma = b"," if body.fields else b""
-    return _encode(ours)[:-1] + comma + rest
+    return _encode(added)[:-1] + comma + rest
 
 
 def is_yes(value: object) -> bool:

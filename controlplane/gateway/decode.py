@@ -3,10 +3,11 @@
 import asyncio
 from time import monotonic
 
+from controlplane.core.handshake import decode_params as foreign_params
 from controlplane.core.lifecycle import DecodeRetried, DecodeStarted, SlotTaken, State
 from controlplane.core.routing import order_decode
 from controlplane.gateway.answers import error_event
-from controlplane.gateway.bodies import LegParams, decode_leg
+from controlplane.gateway.bodies import KvParams, decode_leg, ours
 from controlplane.gateway.cluster import WorkerState
 from controlplane.gateway.legs import (
     LegError,
@@ -80,7 +81,7 @@ async def _try(run: Running, worker_id: str, num_blocks: int, prefilled: Prefill
     worker = context.cluster.workers.get(worker_id)
     if worker is None:
         raise LegError("has left the cluster", 503, unreachable=True)
-    body = decode_leg(asked.body, _params(run, num_blocks, worker.row.node_id), asked.salt)
+    body = decode_leg(asked.body, _params(run, worker, num_blocks, prefilled), asked.salt)
     head = leg_head(asked.request_id, "d", asked.request.headers)
     run.step(_DECODE_STARTED)
     run.decision.emulated |= worker.row.engine == "emulated"
@@ -98,13 +99,19 @@ async def _try(run: Running, worker_id: str, num_blocks: int, prefilled: Prefill
         _answer_whole(run, worker, answer, prefilled)
 
 
-def _params(run: Running, num_blocks: int, node_id: str) -> LegParams:
+def _params(
+    run: Running, worker: WorkerState, num_blocks: int, prefilled: PrefillReply
+) -> KvParams | None:
     """With the prefill worker's node, where decode runs on another one."""
     cluster, holder = run.context.cluster, None
+    if worker.row.handshake != "perilune":
+        bootstrap = run.context.bootstraps.get(run.decision.prefill_worker)
+        name, transfer_id = worker.row.handshake, run.asked.request_id
+        return foreign_params(name, transfer_id, prefilled.params, bootstrap)
     prefill = cluster.workers.get(run.decision.prefill_worker)
-    if prefill is not None and prefill.row.node_id != node_id:
+    if prefill is not None and prefill.row.node_id != worker.row.node_id:
         holder = cluster.paths.holders.get(prefill.row.node_id)
-    return run.asked.params("decode", num_blocks, holder)
+    return ours(run.asked.params("decode", num_blocks, holder))
 
 
 def _cached_tokens(run: Running, prefilled: PrefillReply) -> int | None:

@@ -1,6 +1,6 @@
 """The two legs of one request on the wire: one try each, with its outcome in words."""
 
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -47,6 +47,7 @@ class PrefillReply(msgspec.Struct, frozen=True, gc=False):
     num_blocks: int | None  # None: the worker gave no transfer parameters
     prompt_tokens: int | None
     cached_tokens: int | None
+    params: dict[str, Any] | None = None  # a foreign connector's, for leg 2 as they came
 
 
 class LegSender:
@@ -63,7 +64,8 @@ class LegSender:
         seconds = self._timeouts.prefill
         reply = await self._send(worker, path, head, body, seconds)
         answer = await self._whole(worker, reply, seconds)
-        return _prefill_reply(answer.body)
+        foreign = worker.row.handshake == "nixl"
+        return _prefill_reply(answer.body, foreign=foreign)
 
     async def decode_whole(
         self, worker: WorkerState, path: bytes, head: bytes, body: bytes
@@ -184,12 +186,18 @@ class _Prefilled(msgspec.Struct):
     usage: _Usage | None = None
 
 
+class _Foreign(msgspec.Struct):
+    kv_transfer_params: dict[str, Any] | None = None
+
+
+_decode_foreign = msgspec.json.Decoder(_Foreign).decode
 _decode_prefilled = msgspec.json.Decoder(_Prefilled).decode
 
 
-def _prefill_reply(body: bytes) -> PrefillReply:
+def _prefill_reply(body: bytes, *, foreign: bool) -> PrefillReply:
     try:
         reply = _decode_prefilled(body)
+        params = _decode_foreign(body).kv_transfer_params if foreign else None
     except msgspec.DecodeError as error:
         raise LegError(f"answered what we cannot read: {error}", 502, unreachable=False) from None
     ours = reply.kv_transfer_params and reply.kv_transfer_params.perilune
@@ -198,6 +206,7 @@ def _prefill_reply(body: bytes) -> PrefillReply:
         ours.num_blocks if ours else None,
         reply.usage.prompt_tokens if reply.usage else None,
         details.cached_tokens if details else None,
+        params,
     )
 
 

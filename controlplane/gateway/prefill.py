@@ -2,9 +2,11 @@
 
 from time import monotonic
 
+from controlplane.core.handshake import is_handoff_missing
+from controlplane.core.handshake import prefill_params as foreign_params
 from controlplane.core.lifecycle import PrefillEnded, PrefillStarted
 from controlplane.core.routing import Priced
-from controlplane.gateway.bodies import LegParams, prefill_leg
+from controlplane.gateway.bodies import KvParams, ours, prefill_leg
 from controlplane.gateway.cluster import WorkerState
 from controlplane.gateway.legs import LegError, PrefillReply, leg_head
 from controlplane.gateway.running import Running
@@ -33,7 +35,7 @@ async def prefill(run: Running) -> PrefillReply:
 async def _try(run: Running, worker: WorkerState, priced: Priced) -> PrefillReply | None:
     """None: another worker may still serve."""
     asked, context = run.asked, run.context
-    body = prefill_leg(asked.body, _params(run, priced), asked.salt)
+    body = prefill_leg(asked.body, _params(run, worker, priced), asked.salt)
     head = leg_head(asked.request_id, "p", asked.request.headers)
     now = monotonic()
     tokens = asked.num_tokens or 0
@@ -57,20 +59,22 @@ async def _try(run: Running, worker: WorkerState, priced: Priced) -> PrefillRepl
     return reply
 
 
-def _params(run: Running, priced: Priced) -> LegParams:
+def _params(run: Running, worker: WorkerState, priced: Priced) -> KvParams | None:
     """With the node to pull from, where that was priced in."""
+    if worker.row.handshake != "perilune":
+        return foreign_params(worker.row.handshake, run.asked.request_id)
     source, num_blocks, holder = run.plan.source, None, None
     if priced.transfer_seconds and source is not None:
         holder = run.context.cluster.paths.holders.get(source.node_id)
         num_blocks = run.plan.held_blocks.get(source.node_id)
-    return run.asked.params("prefill", num_blocks, holder)
+    return ours(run.asked.params("prefill", num_blocks, holder))
 
 
 def _served(run: Running, worker: WorkerState, reply: PrefillReply) -> None:
     """Compare token counts, and let the worker's prediction learn."""
     decision, stats = run.decision, run.context.stats
     decision.engine_prompt_tokens = reply.prompt_tokens
-    if reply.num_blocks is None:
+    if reply.num_blocks is None and is_handoff_missing(worker.row.handshake, reply.params):
         stats.handoff_missing += 1
     ours, theirs = decision.prompt_tokens, reply.prompt_tokens
     if ours is not None and theirs is not None and ours != theirs:

@@ -21,6 +21,7 @@ from controlplane.core.lifecycle import (
 from controlplane.gateway.agents import Agents
 from controlplane.gateway.answers import AnswerError
 from controlplane.gateway.asked import Asked
+from controlplane.gateway.bootstraps import Bootstraps
 from controlplane.gateway.cluster import Cluster
 from controlplane.gateway.legs import LegError, LegSender, WorkerAnswer
 from controlplane.gateway.outcome import Outcome
@@ -44,6 +45,7 @@ class Context:
     records: Records
     sender: LegSender
     agents: Agents
+    bootstraps: Bootstraps
 
 
 class Running:

@@ -13,6 +13,7 @@ from controlplane.gateway.bodies import (
     LegParams,
     decode_leg,
     label_of,
+    ours,
     parse,
     prefill_leg,
     session_of,
@@ -38,7 +39,7 @@ def test_leg_1_is_capped_whatever_form_the_client_chose(value: Any) -> None:
     """Leg 1 asks for one token of one choice, unstreamed, or for what the engine will refuse."""
     for name, wanted in (("stream", False), ("max_tokens", 1), ("n", 1)):
         body = parse(json.dumps({name: value}).encode(), chat=False)
-        sent = json.loads(prefill_leg(body, LegParams("t", "prefill"), None))
+        sent = json.loads(prefill_leg(body, ours(LegParams("t", "prefill")), None))
         try:
             reads = getattr(EngineBody.model_validate({name: value}), name)
         except ValidationError:
@@ -65,12 +66,12 @@ class TestSessionAndHolder:
     def test_legs_name_the_node_to_pull_from(self) -> None:
         body = parse(b'{"prompt": "a"}', chat=False)
         params = LegParams("t", "decode", 4, "over", Holder("n1", "tcp:10.0.0.1:7720", 7))
-        sent = json.loads(decode_leg(body, params, None))
+        sent = json.loads(decode_leg(body, ours(params), None))
         assert sent["kv_transfer_params"]["perilune"] == {
             "transfer_id": "t", "leg": "decode", "num_blocks": 4, "session": "over",
             "holder": {"node_id": "n1", "endpoint": "tcp:10.0.0.1:7720", "incarnation": 7},
         }  # fmt: skip
-        plain = json.loads(prefill_leg(body, LegParams("t", "prefill"), None))
+        plain = json.loads(prefill_leg(body, ours(LegParams("t", "prefill")), None))
         assert plain["kv_transfer_params"] == {"perilune": {"transfer_id": "t", "leg": "prefill"}}
 
     @pytest.mark.parametrize(

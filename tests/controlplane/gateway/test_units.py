@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.gateway import metrics
-from controlplane.gateway.bodies import LegParams, decode_leg, legs_salt, parse, prefill_leg
+from controlplane.gateway.bodies import LegParams, decode_leg, legs_salt, ours, parse, prefill_leg
 from controlplane.gateway.metrics import Extra, render
 from controlplane.gateway.relay import Relay
 from controlplane.gateway.stats import LatencyHistogram, Stats
@@ -38,12 +38,12 @@ class TestBodies:
     ) -> None:
         body = parse(json.dumps(fields).encode(), chat=chat)
         salt = "s" * 64 if salted else None
-        first = json.loads(prefill_leg(body, LegParams("t", "prefill"), salt))
+        first = json.loads(prefill_leg(body, ours(LegParams("t", "prefill")), salt))
         assert first["kv_transfer_params"] == {"perilune": {"transfer_id": "t", "leg": "prefill"}}
         assert first.get("stream") is not True
         assert not {"min_tokens", "best_of", "stream_options", "logprobs", "echo"} & first.keys()
         assert {"max_tokens", "max_completion_tokens"} & first.keys()
-        raw = decode_leg(body, LegParams("t", "decode", 3), salt)
+        raw = decode_leg(body, ours(LegParams("t", "decode", 3)), salt)
         second = json.loads(raw)
         assert second["kv_transfer_params"]["perilune"]["num_blocks"] == 3
         names = [name for name, _ in json.loads(raw, object_pairs_hook=list)]
@@ -55,7 +55,7 @@ class TestBodies:
     def test_spliced_bodies_keep_odd_shapes(self) -> None:
         for raw in (b"{}", b" {} ", b'\n{\n"a":1}', b'{"a":{}}'):
             second = json.loads(
-                decode_leg(parse(raw, chat=False), LegParams("t", "decode", 0), None)
+                decode_leg(parse(raw, chat=False), ours(LegParams("t", "decode", 0)), None)
             )
             assert second.pop("kv_transfer_params")
             assert second == json.loads(raw)
