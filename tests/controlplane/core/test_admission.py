@@ -2,7 +2,14 @@
 
 import pytest
 
-from controlplane.core.admission import Predicted, Slo, admit, retry_after
+from controlplane.core.admission import (
+    AdmissionRules,
+    Predicted,
+    Slo,
+    admit,
+    keeps_slo,
+    retry_after,
+)
 
 LATE = Predicted(ttft_seconds=2.31, wait_seconds=2.0)
 
@@ -37,3 +44,33 @@ def test_retry_after_comes_from_the_queue(
     over: float, wait: float, longest: int, seconds: int
 ) -> None:
     assert retry_after(over, wait, longest) == seconds
+
+
+def test_a_probe_is_let_in_and_named() -> None:
+    slo = Slo("enforce", max_ttft_seconds=1.0)
+    probe = admit(slo, LATE, draw=0.04, probe_share=0.05)
+    assert (probe.admitted, probe.probe, probe.breaks) == (True, True, "ttft")
+    assert (probe.predicted_seconds, probe.limit_seconds) == (2.31, 1.0)
+    assert not admit(slo, LATE, draw=0.05, probe_share=0.05).admitted
+    assert admit(Slo("observe", max_ttft_seconds=1.0), LATE).probe
+    assert not admit(slo, Predicted(0.5, 0.0), draw=0.0, probe_share=1.0).probe
+
+
+@pytest.mark.parametrize(("asked", "allowed", "priority"), [
+    ("", "", "standard"), ("batch", "", "batch"), ("interactive", "", "standard"),
+    ("interactive", "interactive", "interactive"), ("", "interactive", "standard"),
+    ("interactive", "*", "interactive"), ("standard", "batch", "batch"), ("", "batch", "batch"),
+    ("unheard-of", "*", "standard"), ("interactive", "unheard-of", "standard"),
+])  # fmt: skip
+def test_a_class_as_the_key_allows(asked: str, allowed: str, priority: str) -> None:
+    rules = AdmissionRules()
+    standing = rules.standing("acme", asked, allowed)
+    assert (standing.priority, standing.tenant) == (priority, "acme")
+    assert rules.priorities[standing.rank] == priority
+
+
+@pytest.mark.parametrize(("ttft", "tbt", "met"), [
+    (1.0, 0.05, True), (1.0, None, True), (1.01, 0.01, False), (0.5, 0.06, False),
+])  # fmt: skip
+def test_what_keeps_an_slo(ttft: float, tbt: float | None, met: bool) -> None:
+    assert keeps_slo(Slo("enforce", 1.0, 0.05), ttft, tbt) is met

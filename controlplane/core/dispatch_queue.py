@@ -1,0 +1,236 @@
+"""The queue in a gateway before one prefill worker: who goes next when the worker has room.
+
+Strict order of priority classes; within a class a share for requests with hits and one for the
+others, so that neither waits for the other for long (R32); within each, deficit round robin
+between tenants. A leg goes at once while the worker has room and nobody waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from controlplane.core.fairness import QueuedLeg, TenantRounds
+
+NO_WEIGHTS: Mapping[str, float] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class QueueRules:
+    """Of the admission policy. `window_tokens`: uncached tokens that the worker is given at a
+    time (one leg always may go); `hit_share`: of the tokens served while both kinds wait."""
+
+    window_tokens: int = 8192
+    hit_share: float = 0.5
+    quantum_tokens: int = 2048
+    max_waiting: int = 512
+    fair: bool = True
+    weights: Mapping[str, float] = field(default_factory=dict)
+
+
+class Offer(Enum):
+    """What came of a leg that was offered."""
+
+    GO = "go"
+    WAIT = "wait"
+    FULL = "full"  # nothing is held for it
+
+
+@dataclass(frozen=True, slots=True)
+class Offered:
+    """`shed`: a waiting leg of a lower class that made room, if one did; `granted`: others that
+    may go now because of that."""
+
+    offer: Offer
+    shed: QueuedLeg | None = None
+    granted: tuple[QueuedLeg, ...] = ()
+
+
+_GO, _WAIT, _FULL = Offered(Offer.GO), Offered(Offer.WAIT), Offered(Offer.FULL)
+
+
+class _Class:
+    """The waiting legs of one priority class: those with hits and those without."""
+
+    __slots__ = ("lanes", "served")
+
+    def __init__(self, rules: QueueRules) -> None:
+        weights = rules.weights if rules.fair else NO_WEIGHTS
+        self.lanes = {hit: TenantRounds(rules.quantum_tokens, weights) for hit in (True, False)}
+        self.served = {True: 0.0, False: 0.0}  # tokens over share, as virtual time
+
+    @property
+    def num_waiting(self) -> int:
+        return self.lanes[True].num_waiting + self.lanes[False].num_waiting
+
+    @property
+    def seconds(self) -> float:
+        return self.lanes[True].seconds + self.lanes[False].seconds
+
+    def push(self, leg: QueuedLeg) -> None:
+        lane, other = self.lanes[leg.hit], self.lanes[not leg.hit]
+        if not lane.num_waiting and other.num_waiting:  # idle time is no credit
+            self.served[leg.hit] = max(self.served[leg.hit], self.served[not leg.hit])
+        lane.push(leg)
+
+    def next_lane(self) -> bool:
+        """Whether hits are next: the only ones waiting, or the less served; hits first."""
+        if not self.lanes[True].num_waiting or not self.lanes[False].num_waiting:
+            return self.lanes[True].num_waiting > 0
+        return self.served[True] <= self.served[False]
+
+
+@dataclass(slots=True)
+class DispatchQueue:
+    """Legs given to one worker, and those that wait for it."""
+
+    rules: QueueRules = field(default_factory=QueueRules)
+    running_tokens: int = 0
+    num_waiting: int = 0
+    _running: dict[str, int] = field(default_factory=dict)  # request -> cost
+    _waiting: dict[str, QueuedLeg] = field(default_factory=dict)
+    _classes: dict[int, _Class] = field(default_factory=dict)  # by rank
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self._running or request_id in self._waiting
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    def offer(self, leg: QueuedLeg) -> Offered:
+        """Run it, let it wait, or refuse it. A full queue sheds a lower class for a higher one."""
+        assert leg.request_id not in self, f"{leg.request_id} is here already"
+        if not self.num_waiting and self._has_room(leg.cost):
+            self._start(leg)
+            return _GO
+        shed: QueuedLeg | None = None
+        if self.num_waiting >= self.rules.max_waiting:
+            shed = self._lowest(below=leg.rank)
+            if shed is None:
+                return _FULL
+            self._drop(shed)
+        self._push(leg)
+        granted = self._grant()  # it may outrank a head that does not fit
+        if shed is None and not granted:
+            return _WAIT
+        others = tuple(other for other in granted if other is not leg)
+        return Offered(Offer.WAIT if len(others) == len(granted) else Offer.GO, shed, others)
+
+    def leave(self, request_id: str) -> list[QueuedLeg]:
+        """It has run, or it stops waiting. Idempotent. Who goes instead is in the result."""
+        cost = self._running.pop(request_id, None)
+        if cost is not None:
+            self.running_tokens -= cost
+            return self._grant() if self.num_waiting else []
+        leg = self._waiting.get(request_id)
+        if leg is None:
+            return []
+        self._drop(leg)
+        return self._grant()  # it may have been a head that did not fit
+
+    def set_rules(self, rules: QueueRules) -> list[QueuedLeg]:
+        """A new policy acts on those who wait, too. Who goes by it is in the result."""
+        if rules == self.rules:
+            return []
+        self.rules = rules
+        legs = list(self._waiting.values())
+        self.num_waiting = 0
+        self._waiting, self._classes = {}, {}
+        for leg in legs:
+            self._push(leg)
+        return self._grant()
+
+    def flush(self) -> list[QueuedLeg]:
+        """The worker takes no more: all who wait leave, in order of arrival."""
+        legs = list(self._waiting.values())
+        self.num_waiting = 0
+        self._waiting, self._classes = {}, {}
+        return legs
+
+    def ahead_seconds(self, rank: int, hit: bool, tenant: str, seconds: float) -> float:
+        """Predicted seconds of waiting legs that go before a new one, as things are now."""
+        if not self.num_waiting:
+            return 0.0
+        ahead = sum(entry.seconds for other, entry in self._classes.items() if other < rank)
+        own = self._classes.get(rank)
+        if own is None:
+            return ahead
+        lane, other_lane = own.lanes[hit], own.lanes[not hit]
+        tenant = tenant if self.rules.fair else ""
+        before = lane.ahead_seconds(tenant, seconds)
+        share = self.rules.hit_share if hit else 1 - self.rules.hit_share
+        between = min(other_lane.seconds, (before + seconds) * (1 - share) / share)
+        return ahead + before + between
+
+    def check_integrity(self) -> None:
+        """Counts agree, no class is empty, nobody waits while the worker is idle."""
+        assert self.running_tokens == sum(self._running.values())
+        assert not self._running.keys() & self._waiting.keys(), "runs and waits"
+        assert self.num_waiting == len(self._waiting)
+        queued = [leg for c in self._classes.values() for lane in c.lanes.values()
+                  for leg in lane.legs()]  # fmt: skip
+        assert len(queued) == len(self._waiting)
+        assert all(entry.num_waiting for entry in self._classes.values())
+        for entry in self._classes.values():
+            for lane in entry.lanes.values():
+                lane.check_integrity()
+        assert self._running or not self._waiting, "the worker idles, others wait"
+
+    def _has_room(self, cost: int) -> bool:
+        return not self._running or self.running_tokens + cost <= self.rules.window_tokens
+
+    def _start(self, leg: QueuedLeg) -> None:
+        self._running[leg.request_id] = leg.cost
+        self.running_tokens += leg.cost
+
+    def _push(self, leg: QueuedLeg) -> None:
+        entry = self._classes.get(leg.rank)
+        if entry is None:
+            entry = self._classes[leg.rank] = _Class(self.rules)
+        entry.push(leg if self.rules.fair else _tenantless(leg))
+        self._waiting[leg.request_id] = leg
+        self.num_waiting += 1
+
+    def _grant(self) -> list[QueuedLeg]:
+        granted: list[QueuedLeg] = []
+        while self.num_waiting:
+            rank = min(self._classes)
+            entry = self._classes[rank]
+            hit = entry.next_lane()
+            head = entry.lanes[hit].peek()
+            assert head is not None
+            if not self._has_room(head.cost):
+                break
+            leg = self._waiting[entry.lanes[hit].pop().request_id]
+            share = self.rules.hit_share if hit else 1 - self.rules.hit_share
+            entry.served[hit] += leg.cost / share
+            self._forget(leg, entry)
+            self._start(leg)
+            granted.append(leg)
+        return granted
+
+    def _drop(self, leg: QueuedLeg) -> None:
+        entry = self._classes[leg.rank]
+        entry.lanes[leg.hit].remove(leg if self.rules.fair else _tenantless(leg))
+        self._forget(leg, entry)
+
+    def _forget(self, leg: QueuedLeg, entry: _Class) -> None:
+        del self._waiting[leg.request_id]
+        self.num_waiting -= 1
+        if not entry.num_waiting:
+            del self._classes[leg.rank]
+
+    def _lowest(self, below: int) -> QueuedLeg | None:
+        """The newest waiting leg of the lowest class, if that is lower than `below`."""
+        rank = max(self._classes, default=below)
+        if rank <= below:
+            return None
+        lanes = self._classes[rank].lanes
+        lane = max(lanes.values(), key=lambda lane: lane.seconds if lane.num_waiting else -1.0)
+        return self._waiting[lane.newest().request_id]
+
+
+def _tenantless(leg: QueuedLeg) -> QueuedLeg:
+    return QueuedLeg(leg.request_id, leg.tokens, leg.seconds, leg.rank, leg.hit)

@@ -1,0 +1,62 @@
+"""How far predictions were off lately: quantiles of measured over predicted.
+
+An error grows with what is predicted, and has a floor: the ratio is taken of both plus a constant.
+Old samples go by number and by age, so that a spell of bad predictions is forgotten even where
+its own verdicts keep new samples away.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+MAX_SAMPLES: Final = 256
+MIN_SAMPLES: Final = 20
+MAX_AGE_SECONDS: Final = 300.0
+FLOOR_SECONDS: Final = 0.05
+MAX_RATIO: Final = 20.0
+
+
+@dataclass(slots=True)
+class ErrorWindow:
+    """Ratios (measured + floor) / (predicted + floor) of the last samples."""
+
+    floor_seconds: float = FLOOR_SECONDS
+    _samples: deque[tuple[float, float]] = field(default_factory=deque)  # (at, ratio)
+    _ordered: list[float] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def observe(self, predicted_seconds: float, measured_seconds: float, now: float) -> None:
+        floor = self.floor_seconds
+        ratio = min(MAX_RATIO, (measured_seconds + floor) / (max(0.0, predicted_seconds) + floor))
+        self._samples.append((now, ratio))
+        insort(self._ordered, ratio)
+        if len(self._samples) > MAX_SAMPLES:
+            self._drop()
+
+    def quantile(self, predicted_seconds: float, percentile: float, now: float) -> float:
+        """Seconds that `percentile` per cent of such requests keep; the prediction itself while
+        there are fewer than `MIN_SAMPLES` samples."""
+        while self._samples and now - self._samples[0][0] > MAX_AGE_SECONDS:
+            self._drop()
+        count = len(self._ordered)
+        if count < MIN_SAMPLES:
+            return predicted_seconds
+        place = percentile / 100 * (count - 1)
+        below = int(place)
+        low = self._ordered[below]
+        high = self._ordered[min(below + 1, count - 1)]
+        ratio = low + (place - below) * (high - low)
+        return max(0.0, ratio * (predicted_seconds + self.floor_seconds) - self.floor_seconds)
+
+    def check_integrity(self) -> None:
+        assert len(self._samples) == len(self._ordered) <= MAX_SAMPLES
+        assert self._ordered == sorted(ratio for _, ratio in self._samples)
+
+    def _drop(self) -> None:
+        _, ratio = self._samples.popleft()
+        del self._ordered[bisect_left(self._ordered, ratio)]
