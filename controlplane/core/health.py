@@ -1,50 +1,157 @@
-"""Passive health: what the data path itself met. Probes are no proof of service."""
+"""Passive health: what the data path itself met. Probes are no proof of service.
 
+ok -> ejected (pause) -> trial (one leg) -> ok, or ejected again for twice as long
+"""
+
+from collections import deque
 from dataclasses import dataclass, field
+from enum import StrEnum
 
-FAILURES_TO_OPEN = 3
+FAILURES_TO_EJECT = 3
+"""In a row."""
+WINDOW = 20
+"""Outcomes of a worker that are looked back on."""
+MIN_OUTCOMES = 10
+FAILED_SHARE = 0.5
+"""Of `MIN_OUTCOMES` or more in the window: one that fails every other request is ejected too."""
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
+TRIAL_SECONDS = 30.0
+"""A trial that has said nothing by then makes way for another."""
+
+
+class DataPath(StrEnum):
+    """What requests meet at a worker."""
+
+    OK = "ok"
+    EJECTED = "ejected"
+    TRIAL = "trial"  # its pause is over; one leg at a time shows whether it serves again
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Of one worker; `answers_probe` None: not probed since it last served."""
+
+    state: DataPath = DataPath.OK
+    failures: int = 0  # in a row
+    error: str = ""
+    answers_probe: bool | None = None
+
+    @property
+    def note(self) -> str:
+        """In words, for consoles; empty where there is nothing to say."""
+        if not self.error:
+            return ""
+        probe = {None: "", True: "probe ok, ", False: "no answer to probes, "}[self.answers_probe]
+        return f"{probe}requests failing: {self.error}"
 
 
 @dataclass(slots=True)
 class _Worker:
     failures: int = 0  # in a row
-    pauses: int = 0  # in a row
+    pauses: int = 0  # since it was last sound for a whole window
+    is_open: bool = False
+    was_unreachable: bool = False
     open_until: float = 0.0
+    trial_until: float = 0.0  # a trial is under way
+    error: str = ""
+    answers_probe: bool | None = None
+    served: deque[bool] = field(default_factory=lambda: deque(maxlen=WINDOW))
 
 
 @dataclass(slots=True)
 class DataPathHealth:
-    """A worker that fails pauses for 1 s, then twice as long each time it fails its trial.
+    """A worker that fails pauses for 1 s, then twice as long each time, up to 30 s.
 
-    Client errors never come here (I7). Entries of workers that left are dropped by `keep`.
+    Client errors never come here (I7). Only workers that have failed lately have an entry, so a
+    sound cluster costs nothing; entries of workers that left are dropped by `keep`.
     """
 
     _workers: dict[str, _Worker] = field(default_factory=dict)
 
     def is_paused(self, worker_id: str, now: float) -> bool:
-        if not self._workers:
-            return False
+        """Ejected, or its one trial is under way."""
         worker = self._workers.get(worker_id)
-        return worker is not None and now < worker.open_until
+        if worker is None or not worker.is_open:
+            return False
+        return now < worker.open_until or now < worker.trial_until
 
-    def failed(self, worker_id: str, now: float, *, unreachable: bool) -> None:
-        """`unreachable` (refused, reset) pauses at once; other failures after three in a row."""
+    def started(self, worker_id: str, now: float) -> None:
+        """A leg goes to the worker: its trial, if it is due one."""
+        worker = self._workers.get(worker_id)
+        if worker is not None and worker.is_open:
+            worker.trial_until = now + TRIAL_SECONDS
+
+    def failed(self, worker_id: str, now: float, *, unreachable: bool, error: str = "") -> None:
+        """`unreachable` (refused, reset) pauses at once; other failures three in a row, or half."""
         worker = self._workers.setdefault(worker_id, _Worker())
         worker.failures += 1
-        if unreachable or worker.failures >= FAILURES_TO_OPEN or worker.pauses:
+        worker.error = error
+        worker.served.append(False)
+        if now < worker.open_until:
+            return  # legs that were under way when it was ejected say nothing new
+        ejects = worker.is_open or unreachable or worker.failures >= FAILURES_TO_EJECT
+        if ejects or _fails_often(worker.served):
             pause = FIRST_PAUSE_SECONDS * 2 ** min(worker.pauses, 10)
             worker.open_until = now + min(pause, LONGEST_PAUSE_SECONDS)
             worker.pauses += 1
+            worker.is_open, worker.trial_until = True, 0.0
+            worker.was_unreachable = unreachable
 
     def served(self, worker_id: str) -> None:
-        if self._workers:
-            self._workers.pop(worker_id, None)
+        """A leg was answered as it should be."""
+        worker = self._workers.get(worker_id)
+        if worker is None:
+            return
+        if worker.is_open:  # the trial went well: what was before counts no longer
+            worker.is_open = False
+            worker.open_until = worker.trial_until = 0.0
+            worker.served.clear()
+        worker.failures = 0
+        worker.served.append(True)
+        if len(worker.served) == WINDOW and all(worker.served):
+            del self._workers[worker_id]
+
+    def no_verdict(self, worker_id: str) -> None:
+        """A leg ended by its client's doing: another may be the trial."""
+        worker = self._workers.get(worker_id)
+        if worker is not None:
+            worker.trial_until = 0.0
+
+    def probed(self, worker_id: str, now: float, *, answers: bool) -> None:
+        """A probe of an ejected worker. One that could not be reached and now answers gets its
+        trial at once; one whose requests fail although it answers waits for its time."""
+        worker = self._workers.get(worker_id)
+        if worker is None or not worker.is_open:
+            return
+        worker.answers_probe = answers
+        if worker.was_unreachable and answers:
+            worker.open_until = min(worker.open_until, now)
+        elif not answers:
+            worker.open_until = max(worker.open_until, now + FIRST_PAUSE_SECONDS)
 
     def keep(self, worker_ids: set[str]) -> None:
         for gone in self._workers.keys() - worker_ids:
             del self._workers[gone]
 
     def paused(self, now: float) -> list[str]:
-        return [name for name, worker in self._workers.items() if now < worker.open_until]
+        return [name for name in self._workers if self.is_paused(name, now)]
+
+    def ejected(self) -> list[str]:
+        """Those that have to show that they serve again, paused or not."""
+        return [name for name, worker in self._workers.items() if worker.is_open]
+
+    def verdict(self, worker_id: str, now: float) -> Verdict:
+        worker = self._workers.get(worker_id)
+        if worker is None:
+            return Verdict()
+        state = DataPath.OK
+        if worker.is_open:
+            state = DataPath.EJECTED if now < worker.open_until else DataPath.TRIAL
+        failing = worker.is_open or worker.failures > 0
+        error = worker.error if failing else ""
+        return Verdict(state, worker.failures, error, worker.answers_probe if failing else None)
+
+
+def _fails_often(served: deque[bool]) -> bool:
+    return len(served) >= MIN_OUTCOMES and served.count(False) >= FAILED_SHARE * len(served)

@@ -1,6 +1,15 @@
 """Passive health: unreachable pauses at once, other failures after three; trials back off."""
 
-from controlplane.core.health import DataPathHealth
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controlplane.core.health import (
+    LONGEST_PAUSE_SECONDS,
+    TRIAL_SECONDS,
+    WINDOW,
+    DataPath,
+    DataPathHealth,
+)
 
 
 def test_unreachable_pauses_at_once_and_comes_back() -> None:
@@ -24,10 +33,98 @@ def test_answers_with_errors_pause_after_three_in_a_row() -> None:
     assert health.is_paused("d1", 1.0)
 
 
+def test_one_that_fails_every_other_request_is_ejected_too() -> None:
+    health = DataPathHealth()
+    for _ in range(4):
+        health.failed("d1", 1.0, unreachable=False)
+        health.served("d1")
+    health.failed("d1", 1.0, unreachable=False)
+    assert not health.is_paused("d1", 1.0)
+    health.served("d1")
+    health.failed("d1", 1.0, unreachable=False)
+    assert health.is_paused("d1", 1.0)
+
+
+def test_after_its_pause_one_leg_at_a_time_is_its_trial() -> None:
+    health = DataPathHealth()
+    health.failed("d1", 0.0, unreachable=True)
+    assert not health.is_paused("d1", 1.5)
+    health.started("d1", 1.5)
+    assert health.is_paused("d1", 1.6)  # others wait for what the trial shows
+    assert health.verdict("d1", 1.6).state is DataPath.TRIAL
+    health.no_verdict("d1")  # its client left
+    assert not health.is_paused("d1", 1.7)
+    health.started("d1", 1.7)
+    assert not health.is_paused("d1", 1.8 + TRIAL_SECONDS)  # a trial lost is no lock
+    health.served("d1")
+    assert not health.is_paused("d1", 1.8)
+    assert health.verdict("d1", 1.8).state is DataPath.OK
+
+
+def test_legs_that_were_under_way_do_not_lengthen_the_pause() -> None:
+    health = DataPathHealth()
+    for _ in range(16):
+        health.failed("d1", 5.0, unreachable=True)
+    assert not health.is_paused("d1", 6.1)
+
+
 def test_pauses_are_bounded_and_entries_leave_with_their_workers() -> None:
     health = DataPathHealth()
     for i in range(30):
-        health.failed("d1", float(i), unreachable=True)
-    assert not health.is_paused("d1", 29.0 + 30.1)
+        health.failed("d1", i * 40.0, unreachable=True)
+    assert not health.is_paused("d1", 29 * 40 + LONGEST_PAUSE_SECONDS + 0.1)
     health.keep(set())
     assert health.paused(0.0) == []
+    assert health.ejected() == []
+
+
+def test_an_entry_goes_when_a_whole_window_was_served() -> None:
+    health = DataPathHealth()
+    health.failed("d1", 0.0, unreachable=False)
+    for _ in range(WINDOW):
+        health.served("d1")
+    assert health._workers == {}
+
+
+def test_a49_probe_ok_and_requests_failing_is_said() -> None:
+    health = DataPathHealth()
+    for _ in range(3):
+        health.failed("d1", 0.0, unreachable=False, error="answered 502: bad")
+    health.probed("d1", 0.1, answers=True)
+    assert health.is_paused("d1", 0.5)  # a probe is no proof of service
+    verdict = health.verdict("d1", 0.5)
+    assert verdict.state is DataPath.EJECTED
+    assert verdict.note == "probe ok, requests failing: answered 502: bad"
+
+
+def test_one_that_could_not_be_reached_gets_its_trial_when_it_answers_again() -> None:
+    health = DataPathHealth()
+    for i in range(6):
+        health.failed("d1", i * 40.0, unreachable=True, error="refused")
+    assert health.is_paused("d1", 210.0)
+    health.probed("d1", 210.0, answers=False)
+    assert health.verdict("d1", 210.0).note == "no answer to probes, requests failing: refused"
+    health.probed("d1", 211.0, answers=True)
+    assert not health.is_paused("d1", 211.1)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["fail", "cut", "serve", "start", "none", "probe"]),
+                          st.floats(0.0, 40.0)), max_size=80))  # fmt: skip
+def test_nobody_is_paused_for_ever(events: list[tuple[str, float]]) -> None:
+    health, now = DataPathHealth(), 0.0
+    for event, seconds in events:
+        now += seconds
+        match event:
+            case "fail" | "cut":
+                health.failed("d1", now, unreachable=event == "cut")
+            case "serve":
+                health.served("d1")
+                assert not health.is_paused("d1", now)
+            case "start":
+                health.started("d1", now)
+            case "none":
+                health.no_verdict("d1")
+            case "probe":
+                health.probed("d1", now, answers=seconds > 20)
+    longest = max(LONGEST_PAUSE_SECONDS, TRIAL_SECONDS)
+    assert not health.is_paused("d1", now + longest + 0.1)
