@@ -1,0 +1,123 @@
+"""Workers that Perilune did not start: the handshakes of their connectors, checked field by field."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from foreign_engines import Fabric, ForeignEngine
+
+from controlplane.gateway.app import Gateway
+from controlplane.gateway.settings import Settings, Timeouts
+
+MODEL = "foreign"
+
+
+class Rig:
+    """Engines of one handshake and a gateway over a static file that lists them."""
+
+    def __init__(self, gateway: Gateway, client: httpx2.AsyncClient, fabric: Fabric,
+                 engines: dict[str, ForeignEngine]) -> None:  # fmt: skip
+        self.gateway, self.client, self.fabric, self.engines = gateway, client, fabric, engines
+
+    async def complete(self, **more: Any) -> httpx2.Response:
+        body = {"model": MODEL, "prompt": "a b c", "max_tokens": 8, **more}
+        return await self.client.post("/v1/completions", json=body)
+
+
+def table(name: str, engine: ForeignEngine) -> str:
+    lines = [f'id = "{name}"', f'url = "{engine.url}"', f'role = "{engine.role}"',
+             f'model = "{MODEL}"', f'handshake = "{engine.handshake}"']  # fmt: skip
+    if engine.handshake == "mooncake" and engine.role == "prefill":
+        lines.append(f'bootstrap = "{engine.bootstrap}"')
+    return "[[worker]]\n" + "\n".join(lines) + "\n"
+
+
+@asynccontextmanager
+async def running(folder: Path, handshake: str, *roles: str) -> AsyncIterator[Rig]:
+    async with AsyncExitStack() as stack:
+        fabric = Fabric()
+        engines: dict[str, ForeignEngine] = {}
+        for number, role in enumerate(roles, 1):
+            engine = await ForeignEngine(fabric, role, handshake).start()  # type: ignore[arg-type]
+            stack.push_async_callback(engine.stop)
+            engines[f"{role[0]}{number}"] = engine
+        file = folder / "workers.toml"
+        file.write_text("".join(table(name, engine) for name, engine in engines.items()))
+        timeouts = Timeouts(prefill=15, first_byte=15, idle=15, drain=1)
+        gateway = Gateway(Settings(port=0, static_view=str(file), timeouts=timeouts))
+        await gateway.start()
+        stack.push_async_callback(gateway.stop, 1.0)
+        client = httpx2.AsyncClient(base_url=gateway.url, timeout=20, verify=False)
+        stack.push_async_callback(client.aclose)
+        yield Rig(gateway, client, fabric, engines)
+        assert fabric.wrong == []
+        assert gateway.stats.in_flight == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_nixl_hands_leg_2_what_leg_1_said(tmp_path: Path, stream: bool) -> None:
+    async with running(tmp_path, "nixl", "prefill", "decode") as rig:
+        for _ in range(3):
+            reply = await rig.complete(stream=stream)
+            assert reply.status_code == 200, reply.text
+        assert rig.fabric.taken == 3
+        assert rig.fabric.staged == {}
+        assert reply.text.endswith("data: [DONE]\n\n") if stream else reply.json()["choices"]
+
+
+@pytest.mark.parametrize("said", [None, {}])
+async def test_a11_a_reply_without_params_falls_to_decode(tmp_path: Path, said: Any) -> None:
+    async with running(tmp_path, "nixl", "prefill", "decode") as rig:
+        rig.engines["p1"].reply_params = said
+        reply = await rig.complete()
+        assert reply.status_code == 200, reply.text
+        assert "kv_transfer_params" not in rig.engines["d2"].bodies[0]
+        assert rig.gateway.stats.handoff_missing == 1
+
+
+async def test_a_clients_own_transfer_params_reach_no_foreign_engine(tmp_path: Path) -> None:
+    async with running(tmp_path, "none", "prefill", "decode") as rig:
+        reply = await rig.complete(kv_transfer_params={"remote_host": "10.0.0.9"})
+        assert reply.status_code == 200, reply.text
+        assert all("kv_transfer_params" not in e.bodies[0] for e in rig.engines.values())
+
+
+async def test_none_is_two_plain_legs(tmp_path: Path) -> None:
+    async with running(tmp_path, "none", "prefill", "decode") as rig:
+        assert (await rig.complete()).status_code == 200
+        assert [len(engine.bodies) for engine in rig.engines.values()] == [1, 1]
+        assert rig.engines["d2"].bodies[0] == {"model": MODEL, "prompt": "a b c", "max_tokens": 8}
+
+
+async def test_an_engine_of_both_roles_serves_in_one_leg(tmp_path: Path) -> None:
+    async with running(tmp_path, "none", "both") as rig:
+        assert (await rig.complete()).status_code == 200
+        assert len(rig.engines["b1"].bodies) == 1
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_mooncake_legs_go_out_at_once_and_meet(
+    tmp_path: Path, stream: bool, eventually: Callable[..., Awaitable[Any]]
+) -> None:
+    async with running(tmp_path, "mooncake", "prefill", "decode") as rig:
+        known = lambda: rig.gateway._bootstraps.get("p1")  # noqa: E731
+        await eventually(known, "the producer's engine id")
+        reply = await rig.complete(stream=stream)
+        assert reply.status_code == 200, reply.text
+        params = rig.engines["d2"].bodies[0]["kv_transfer_params"]
+        assert params["remote_bootstrap_addr"] == rig.engines["p1"].bootstrap
+        assert params["remote_engine_id"] == "engine-1"
+        assert rig.fabric.taken == 1
+
+
+async def test_mooncake_without_a_bootstrap_answer_computes_on_decode(tmp_path: Path) -> None:
+    async with running(tmp_path, "mooncake", "prefill", "decode") as rig:
+        rig.gateway._bootstraps._known.clear()
+        rig.gateway._bootstraps.get = lambda _: None  # type: ignore[method-assign]
+        assert (await rig.complete()).status_code == 200
+        assert "kv_transfer_params" not in rig.engines["d2"].bodies[0]

@@ -1,0 +1,160 @@
+"""Engines that are not ours, as strict about `kv_transfer_params` as upstream's connectors: every
+field is checked, what prefill stages is counted until decode has taken it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+from itertools import count
+from typing import Any, Literal
+
+from workers.engines.emulated.http import Exchange, Server
+
+NIXL_ASK = {
+    "do_remote_decode": True, "do_remote_prefill": False, "remote_engine_id": None,
+    "remote_block_ids": None, "remote_host": None, "remote_port": None,
+}  # fmt: skip
+MEET_SECONDS = 10.0
+
+
+class WrongFieldError(Exception):
+    """A field that the connector would not understand."""
+
+
+def expect(what: str, found: object, wanted: object) -> None:
+    if found != wanted:
+        raise WrongFieldError(f"{what} is {found!r}, not {wanted!r}")
+
+
+@dataclass
+class Fabric:
+    """What the engines of one test share: KV that prefill has staged, meetings by transfer id."""
+
+    staged: dict[str, dict[str, Any]] = field(default_factory=dict)
+    meetings: dict[str, asyncio.Future[None]] = field(default_factory=dict)
+    taken: int = 0
+    wrong: list[str] = field(default_factory=list)
+    numbers: count[int] = field(default_factory=count)
+
+    def meeting(self, transfer_id: str) -> asyncio.Future[None]:
+        if transfer_id not in self.meetings:
+            self.meetings[transfer_id] = asyncio.get_running_loop().create_future()
+        return self.meetings[transfer_id]
+
+
+class ForeignEngine:
+    """One worker. `bodies`: what it was sent; `gate` holds its prefills back while it is closed."""
+
+    def __init__(
+        self, fabric: Fabric, role: Literal["prefill", "decode", "both"], handshake: str,
+        engine_id: str = "engine-1",
+    ) -> None:  # fmt: skip
+        self.fabric, self.role, self.handshake = fabric, role, handshake
+        self.engine_id = engine_id
+        self.bodies: list[dict[str, Any]] = []
+        self.reply_params: Any = "own"  # or what a broken one says instead
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.fail_with = 0
+        self._server = Server(self._handle)
+
+    async def start(self) -> ForeignEngine:
+        await self._server.start("127.0.0.1", 0)
+        return self
+
+    async def stop(self) -> None:
+        await self._server.stop()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.port}"
+
+    @property
+    def bootstrap(self) -> str:
+        return f"{self.url}/bootstrap"
+
+    async def _handle(self, exchange: Exchange) -> None:
+        if exchange.path == "/bootstrap/query":
+            exchange.send(
+                200, {"0": {"engine_id": self.engine_id, "worker_addr": {"0": {"0": "a"}}}}
+            )
+            return
+        body = exchange.json()
+        self.bodies.append(body)
+        if self.fail_with:
+            exchange.send(self.fail_with, {"error": {"message": "as told", "code": self.fail_with}})
+            return
+        try:
+            if self.role == "prefill":
+                await self._prefill(exchange, body)
+            else:
+                await self._decode(exchange, body)
+        except WrongFieldError as error:
+            self.fabric.wrong.append(str(error))
+            exchange.send(500, {"error": {"message": str(error), "code": 500}})
+
+    async def _prefill(self, exchange: Exchange, body: dict[str, Any]) -> None:
+        expect("max_tokens of leg 1", body.get("max_tokens"), 1)
+        expect("stream of leg 1", bool(body.get("stream")), False)
+        params = body.get("kv_transfer_params")
+        staged: dict[str, Any] | None = None
+        if self.handshake == "nixl":
+            expect("kv_transfer_params of leg 1", params, NIXL_ASK)
+            await self.gate.wait()
+            number = next(self.fabric.numbers)
+            staged = {
+                "do_remote_prefill": True, "do_remote_decode": False,
+                "remote_block_ids": [[number, number + 1]], "remote_engine_id": self.engine_id,
+                "remote_request_id": f"cmpl-{number}-0", "remote_host": "127.0.0.1",
+                "remote_port": 5600, "tp_size": 1, "remote_num_tokens": 32,
+            }  # fmt: skip
+            self.fabric.staged[staged["remote_request_id"]] = staged
+        elif self.handshake == "mooncake":
+            wanted = {"do_remote_decode": True, "do_remote_prefill": False,
+                      "transfer_id": (params or {}).get("transfer_id")}  # fmt: skip
+            expect("kv_transfer_params of leg 1", params, wanted)
+            await self.gate.wait()
+            meeting = self.fabric.meeting(wanted["transfer_id"])
+            if not meeting.done():
+                meeting.set_result(None)
+        else:
+            expect("kv_transfer_params of leg 1", params, None)
+        reply = staged if self.reply_params == "own" else self.reply_params
+        exchange.send(200, {**_answer(body), "kv_transfer_params": reply})
+
+    async def _decode(self, exchange: Exchange, body: dict[str, Any]) -> None:
+        params = body.get("kv_transfer_params", "absent")
+        if self.handshake == "nixl" and params != "absent":
+            staged = self.fabric.staged.get((params or {}).get("remote_request_id"))
+            expect("kv_transfer_params of leg 2", params, staged)
+            del self.fabric.staged[staged["remote_request_id"]]
+            self.fabric.taken += 1
+        elif self.handshake == "mooncake" and params != "absent":
+            transfer_id = params.get("transfer_id")
+            wanted = {
+                "do_remote_decode": False, "do_remote_prefill": True, "transfer_id": transfer_id,
+                "remote_bootstrap_addr": params.get("remote_bootstrap_addr"),
+                "remote_engine_id": params.get("remote_engine_id"),
+            }  # fmt: skip
+            expect("kv_transfer_params of leg 2", params, wanted)
+            async with asyncio.timeout(MEET_SECONDS):
+                await self.fabric.meeting(transfer_id)
+            self.fabric.taken += 1
+        else:
+            expect("kv_transfer_params of leg 2", params, "absent")
+        if not body.get("stream"):
+            exchange.send(200, _answer(body))
+            return
+        exchange.start()
+        for number in range(3):
+            await exchange.chunk(b'data: {"choices":[{"index":0,"text":"t%d"}]}\n\n' % number)
+        await exchange.chunk(b"data: [DONE]\n\n")
+        exchange.end()
+
+
+def _answer(body: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "id": "cmpl-1", "object": "text_completion", "model": body["model"],
+        "choices": [{"index": 0, "text": "ok", "finish_reason": "length"}],
+        "usage": {"prompt_tokens": 32, "completion_tokens": 1, "total_tokens": 33},
+    }  # fmt: skip
