@@ -1,7 +1,7 @@
 """Splices a decode worker's event stream to the client, event by event.
 
 Only whole events are passed on, so that an error event after a cut stands alone. Bytes are not
-looked into, but for `cached_tokens`: decode counts what prefill handed over as cached (A15).
+looked into, but for frames with `usage`, whose `cached_tokens` are corrected (A15).
 """
 
 from array import array
@@ -13,6 +13,7 @@ import msgspec
 
 from controlplane.gateway.server import ClientConnection
 from controlplane.gateway.upstream import Reply
+from controlplane.gateway.usage import correct_events
 
 MAX_EVENT_BYTES = 1024 * 1024
 """A longer event is passed on as it comes."""
@@ -71,7 +72,7 @@ class Relay:
             or not data.startswith(_CHUNK_HEADS[size])
             or data[-4:] != b"\n\n\r\n"
             or self._pending
-            or b'"cached_tokens"' in data
+            or b'"prompt_tokens"' in data
         ):
             return False
         now = self.reply.last_byte_at = monotonic()
@@ -102,8 +103,8 @@ class Relay:
             if not data:
                 return
         self._tail.append(data)
-        if b'"cached_tokens"' in data:
-            data = _with_cached_tokens(data, self.cached_tokens)
+        if b'"prompt_tokens"' in data:
+            data = correct_events(data, self.cached_tokens)
         if self.reply.complete and self.is_done:
             self._client.finish(data, self._take_head())
             self.finished = True
@@ -182,35 +183,3 @@ class Relay:
             end = len(data)
         self._pending = data[end:]
         return data[:end]
-
-
-def _with_cached_tokens(data: bytes, cached_tokens: int | None) -> bytes:
-    events = data.split(b"\n\n")
-    return b"\n\n".join(_fixed_event(event, cached_tokens) for event in events)
-
-
-def _fixed_event(event: bytes, cached_tokens: int | None) -> bytes:
-    if b'"cached_tokens"' not in event or not event.startswith(b"data: "):
-        return event
-    try:
-        payload = msgspec.json.decode(event[6:])
-    except msgspec.DecodeError:
-        return event
-    if not isinstance(payload, dict):
-        return event
-    fix_cached_tokens(payload, cached_tokens)
-    return b"data: " + msgspec.json.encode(payload)
-
-
-def fix_cached_tokens(payload: dict[str, Any], cached_tokens: int | None) -> None:
-    """The prefill leg's own prefix hits instead of decode's; absent where it did not say."""
-    usage = payload.get("usage")
-    details = usage.get("prompt_tokens_details") if isinstance(usage, dict) else None
-    if not isinstance(usage, dict) or not isinstance(details, dict):
-        return
-    if "cached_tokens" not in details:
-        return
-    if cached_tokens is None:
-        del usage["prompt_tokens_details"]
-    else:
-        details["cached_tokens"] = cached_tokens

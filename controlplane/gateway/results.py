@@ -2,15 +2,14 @@
 
 from datetime import UTC, datetime, timedelta
 
-import msgspec
-
 from controlplane.core.admission import Slo
 from controlplane.core.routing import decode_candidates, prefill_candidates
 from controlplane.gateway.asked import Asked
 from controlplane.gateway.outcome import Outcome
-from controlplane.gateway.relay import Relay, fix_cached_tokens
+from controlplane.gateway.relay import Relay
 from controlplane.gateway.scheduling import Plan
 from controlplane.gateway.stats import Stats
+from controlplane.gateway.usage import read_whole
 from controlplane.gateway.wire import Decision
 
 MIN_GAPS = 4
@@ -58,24 +57,12 @@ def read_reply(decision: Decision, body: bytes, cached_tokens: int | None) -> by
 
     `cached_tokens` is corrected (A15), and our transfer parameters stay among ourselves.
     """
-    try:
-        fields = msgspec.json.decode(body)
-        usage, choices = fields["usage"], fields["choices"]
-        decision.output_tokens = usage.get("completion_tokens")
-        if decision.engine_prompt_tokens is None:
-            decision.engine_prompt_tokens = usage.get("prompt_tokens")
-        by_length = bool(choices) and choices[-1].get("finish_reason") == "length"
-        decision.status = "finished_length" if by_length else "finished_stop"
-    except (msgspec.DecodeError, KeyError, TypeError, AttributeError):
-        decision.status = "finished_stop"
-        return body
-    has_params = fields.get("kv_transfer_params") is not None
-    if not has_params and b'"cached_tokens"' not in body:
-        return body
-    if has_params:
-        fields["kv_transfer_params"] = None
-    fix_cached_tokens(fields, cached_tokens)
-    return msgspec.json.encode(fields)
+    reply = read_whole(body, cached_tokens)
+    decision.output_tokens = reply.completion_tokens
+    if decision.engine_prompt_tokens is None:
+        decision.engine_prompt_tokens = reply.prompt_tokens
+    decision.status = "finished_length" if reply.by_length else "finished_stop"
+    return reply.body
 
 
 def read_stream(decision: Decision, outcome: Outcome, relay: Relay, stats: Stats) -> None:

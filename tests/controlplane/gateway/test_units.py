@@ -126,13 +126,13 @@ class TestRelay:
     @pytest.mark.parametrize("cached", [None, 64])
     def test_cached_tokens_are_corrected(self, cached: int | None) -> None:
         relay, client, _ = make_relay(cached)
-        usage = {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 8}}
+        usage = {"prompt_tokens": 99, "prompt_tokens_details": {"cached_tokens": 8}}
         event = b"data: " + msgspec.json.encode({"choices": [], "usage": usage}) + b"\n\n"
         assert not relay.splice(b"%x\r\n%b\r\n" % (len(event), event))
         relay.take(event)
         sent = msgspec.json.decode(client.out[0][6:])["usage"]
         if cached is None:
-            assert sent == {"prompt_tokens": 9}
+            assert sent == {"prompt_tokens": 99}
         else:
             assert sent["prompt_tokens_details"] == {"cached_tokens": 64}
 

@@ -1,0 +1,118 @@
+"""What is corrected in an engine's reply, in place: every other byte stays as it came.
+
+`usage.prompt_tokens_details.cached_tokens` is the prefill leg's own prefix hits: decode would count
+what prefill handed over (A15). It stands in replies and streams alike, where the prefill worker
+says it; where nobody does, decode's figure is left out. Transfer parameters stay among ourselves.
+"""
+
+from typing import Any
+
+import msgspec
+
+_NULL = b"null"
+
+
+class _Choice(msgspec.Struct):
+    finish_reason: Any = None
+
+
+class _Reply(msgspec.Struct):
+    """The rest of a reply, logprobs and all, is passed over."""
+
+    usage: msgspec.Raw = msgspec.Raw(b"")
+    kv_transfer_params: msgspec.Raw = msgspec.Raw(b"")
+    choices: list[_Choice] = []
+
+
+class ReadReply(msgspec.Struct):
+    """A whole reply for the client, and what the record wants of it."""
+
+    body: bytes
+    by_length: bool = False
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+
+
+_decode_reply = msgspec.json.Decoder(_Reply).decode
+_decode = msgspec.json.Decoder().decode
+_encode = msgspec.json.Encoder().encode
+
+
+def read_whole(body: bytes, cached_tokens: int | None) -> ReadReply:
+    """Never raises: what cannot be read is passed on as it is."""
+    try:
+        reply = _decode_reply(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return ReadReply(body)
+    last = reply.choices[-1].finish_reason if reply.choices else None
+    read = ReadReply(body, by_length=last == "length")
+    params = bytes(reply.kv_transfer_params)
+    if params not in (b"", _NULL):
+        read.body = _put(body, b'"kv_transfer_params"', params, _NULL)
+    raw = bytes(reply.usage)
+    usage = _decode(raw) if raw.startswith(b"{") else None
+    if isinstance(usage, dict):
+        read.prompt_tokens = _count(usage.get("prompt_tokens"))
+        read.completion_tokens = _count(usage.get("completion_tokens"))
+        if correct(usage, cached_tokens):
+            read.body = _put(read.body, b'"usage"', raw, _encode(usage))
+    return read
+
+
+def correct_events(data: bytes, cached_tokens: int | None) -> bytes:
+    """Whole events of a stream; those with a usage frame are corrected."""
+    events = data.split(b"\n\n")
+    return b"\n\n".join(_event(event, cached_tokens) for event in events)
+
+
+def _event(event: bytes, cached_tokens: int | None) -> bytes:
+    if b'"usage"' not in event or not event.startswith(b"data: "):
+        return event
+    try:
+        chunk = _decode_reply(event[6:])
+        raw = bytes(chunk.usage)
+        usage = _decode(raw) if raw.startswith(b"{") else None
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return event
+    # Engines put the details into the last frame, which has no choices.
+    known = cached_tokens if not chunk.choices else None
+    if not isinstance(usage, dict) or not correct(usage, known):
+        return event
+    return _put(event, b'"usage"', raw, _encode(usage))
+
+
+def correct(usage: dict[str, Any], cached_tokens: int | None) -> bool:
+    """Whether `usage` had to be changed; 0 <= cached <= prompt whatever anybody says (A16)."""
+    given = usage.get("prompt_tokens_details")
+    details: dict[str, Any] = given if isinstance(given, dict) else {}
+    before = details.get("cached_tokens")
+    if cached_tokens is None:
+        if before is None:
+            return False
+        if set(details) == {"cached_tokens"}:
+            del usage["prompt_tokens_details"]
+        else:
+            details["cached_tokens"] = None
+        return True
+    limit = _count(usage.get("prompt_tokens"))
+    cached = max(0, cached_tokens if limit is None else min(cached_tokens, limit))
+    if before == cached:
+        return False
+    usage["prompt_tokens_details"] = {**details, "cached_tokens": cached}
+    return True
+
+
+def _put(body: bytes, name: bytes, old: bytes, new: bytes) -> bytes:
+    """Replace the value of a field. Inside a JSON text its quotes would be escaped, so the last
+    place where name and value stand together is the field."""
+    end = len(body)
+    while (place := body.rfind(old, 0, end)) >= 0:
+        before = body[:place].rstrip()
+        if before.endswith(b":") and before[:-1].rstrip().endswith(name):
+            return body[:place] + new + body[place + len(old) :]
+        end = place + len(old) - 1
+    return body
+
+
+def _count(value: object) -> int | None:
+    return value if isinstance(value, int) and not isinstance(value, bool) else None
