@@ -85,15 +85,68 @@ class LinkStats(msgspec.Struct, frozen=True):
     last_error: str = ""
     chosen: bool = False  # what a transfer of CHOICE_BYTES from or to that peer would take now
     override: bool = False  # set for this peer, whatever it costs
+    cost_seconds: float | None = None  # what a transfer of CHOICE_BYTES is expected to take
+    why: str = ""  # it is chosen or not, for people
+    best_bytes_per_second: float | None = None  # while busy; what a cap by share is a share of
+
+
+class RdmaPortStats(msgspec.Struct, frozen=True):
+    """One RDMA port that the slab is registered with. Counters count from then on.
+
+    `receiver_not_ready_total` and `retries_total` are the device's own, of all that use the port.
+    """
+
+    name: str  # "mlx5_0/1"
+    state: str  # "ACTIVE", "DOWN", ...
+    gid: str
+    gid_index: int
+    gid_type: str
+    gid_reason: str
+    active_mtu: int
+    queue_depth: int  # effective, of each queue pair
+    inline_bytes: int
+    reads: int  # that the device keeps outstanding
+    numa_node: int  # -1: unknown
+    queue_pairs: int
+    read_bytes_total: int = 0
+    written_bytes_total: int = 0
+    off_rail_bytes_total: int = 0
+    off_numa_bytes_total: int = 0
+    work_requests_total: int = 0
+    posts_total: int = 0
+    errors_total: int = 0
+    receiver_not_ready_total: int = 0
+    retries_total: int = 0
+    notes: list[str] = []
+
+
+class RdmaRailStats(msgspec.Struct, frozen=True):
+    """The path from a port of this node to one of a peer. `error`: why it is passed over now."""
+
+    peer: str
+    port: str
+    peer_port: str
+    off_rail: bool
+    mtu: int
+    moved_bytes: int = 0
+    error: str = ""
 
 
 class TransferStats(msgspec.Struct, frozen=True):
-    """What an agent reports."""
+    """What an agent reports.
+
+    `problem`: a transport that is wanted and cannot be had, while others carry the blocks.
+    `not_ready`: why the node has no way to move blocks that it was told to have.
+    """
 
     pairs: list[PairStats] = []
     links: list[LinkStats] = []
     alarms: list[str] = []
     at: float = 0.0  # the node's monotonic seconds, as in `SlowTransfer.ended_at`
+    ports: list[RdmaPortStats] = []
+    rails: list[RdmaRailStats] = []
+    problem: str = ""
+    not_ready: str = ""
 
 
 @dataclass(slots=True)

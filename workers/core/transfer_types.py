@@ -168,6 +168,12 @@ class TransferResult(msgspec.Struct, frozen=True):
     direction: Direction = Direction.PULL
     detail: str = ""  # the link's last error, for people
 
+    @property
+    def breaks_link(self) -> bool:
+        """The path failed it. A slot that is no longer reserved for a push is no fault of the path."""
+        causes = LINK_CAUSES.intersection(self.missing.values())
+        return bool(causes - {Cause.REFUSED} if self.direction is Direction.PUSH else causes)
+
 
 class TransferLimits(msgspec.Struct, frozen=True):
     """Bounds of one engine. Seconds and bytes."""

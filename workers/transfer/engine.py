@@ -27,19 +27,13 @@ from workers.core.clock import Clock
 from workers.core.transfer_choice import CostModel
 from workers.core.transfer_pacing import CAP_SHARE
 from workers.core.transfer_state import Transfers
-from workers.core.transfer_stats import (
-    CHOICE_BYTES,
-    LinkStats,
-    PairKey,
-    TransferLedger,
-    TransferStats,
-)
+from workers.core.transfer_stats import LinkStats, PairKey, TransferLedger, TransferStats
 from workers.core.transfer_types import (
-    LINK_CAUSES,
     Alarm,
     Arrived,
     CancelOps,
     CancelRequested,
+    CapRule,
     CapSet,
     Cause,
     Close,
@@ -49,6 +43,7 @@ from workers.core.transfer_types import (
     Down,
     Event,
     Finish,
+    LimitsSet,
     LinkId,
     Op,
     Open,
@@ -66,6 +61,7 @@ from workers.core.transfer_types import (
 )
 from workers.pool.arena import checksum_of
 from workers.transfer.base import DownBy, Endpoint, PeerAddress, SlotMemory, Transport
+from workers.transfer.choosing import Chooser, PairWay
 
 OnArrived = Callable[[list[int]], None]
 MAX_PEERS: Final = 1024
@@ -89,9 +85,8 @@ class TransferEngine:
         self.node_id = node_id
         self.memory = memory
         self.transports = {transport.name: transport for transport in transports}
-        self.costs = CostModel()
+        self.chooser = Chooser(self.transports)
         self.clock: Clock = clock or SystemClock()
-        self._overrides: dict[str, str] = {}
         self._state = Transfers(limits or TransferLimits(), (rng or random.Random()).random)  # noqa: S311
         self._ledger = TransferLedger(node_id)
         self._peers: dict[str, PeerAddress] = {}
@@ -122,15 +117,25 @@ class TransferEngine:
         with self._lock:
             self._peers.pop(node_id, None)
 
-    def override(self, peer: str, transport: str | None) -> None:
-        """Use this transport for that peer, whatever it costs; None: choose again."""
-        if transport is not None and transport not in self.transports:
-            known = ", ".join(sorted(self.transports))
-            raise ValueError(f"transport = {transport!r}: this node has {known}")
+    @property
+    def costs(self) -> CostModel:
+        return self.chooser.costs
+
+    def override(
+        self, peer: str, transport: str | None, direction: Direction = Direction.PULL
+    ) -> None:
+        """Use this transport for that peer, whatever it costs; None: choose again. ValueError."""
         with self._lock:
-            self._overrides.pop(peer, None)
-            if transport is not None and len(self._overrides) < MAX_PEERS:
-                self._overrides[peer] = transport
+            self.chooser.override(peer, transport, direction)
+
+    def configure(
+        self, limits: TransferLimits, cap: CapRule, overrides: Mapping[PairWay, str]
+    ) -> None:
+        """Other bounds, caps and transports from now on, for what is under way too."""
+        with self._lock:
+            self.chooser.replace_overrides(overrides)
+        self._inbox.append(LimitsSet(limits, cap))
+        self._ring()
 
     def submit(
         self,
@@ -152,7 +157,10 @@ class TransferEngine:
                 raise ValueError("the transfer engine is closed")
             if request.transfer_id in self._futures:
                 raise ValueError(f"transfer {request.transfer_id}: there is one of that name")
-            chosen = transport or self._choose(request)
+            now = self.clock.monotonic()
+            peer = self._peers.get(request.peer)
+            chosen = transport or self.chooser.choose(peer, request, now)
+            self.chooser.used(LinkId(request.peer, chosen), request.direction)
             self._futures[request.transfer_id] = future
             if on_arrived is not None:
                 self._on_arrived[request.transfer_id] = on_arrived
@@ -355,7 +363,7 @@ class TransferEngine:
         timing = result.timing
         if not result.missing:
             self.costs.observe(result.link, result.num_bytes, timing.wire + timing.verify, now)
-        elif LINK_CAUSES.intersection(result.missing.values()):
+        elif result.breaks_link:
             self.costs.failed(result.link, now)
         self._settle(result.transfer_id, result)
 
@@ -409,48 +417,19 @@ class TransferEngine:
 
     # --- helpers ----------------------------------------------------------------------------
 
-    def _choose(self, request: TransferRequest) -> str:
-        peer = self._peers.get(request.peer)
-        if peer is None:
-            raise ValueError(f"peer = {request.peer!r}: no address of it is known")
-        offered = self._offered(peer.addresses, request.direction)
-        num_bytes = sum(piece.num_bytes for piece in request.pieces)
-        chosen = self._cheapest(request.peer, offered, num_bytes)
-        if chosen is None:
-            raise ValueError(
-                f"peer {request.peer} offers {sorted(peer.addresses)}, "
-                f"this node has {sorted(self.transports)}: no transport in common"
-            )
-        return chosen
-
-    def _cheapest(self, peer: str, offered: Sequence[str], num_bytes: int) -> str | None:
-        """What is set for the peer, if it is offered; else what costs least."""
-        forced = self._overrides.get(peer)
-        if forced in offered:
-            return forced
-        return self.costs.choose(peer, num_bytes, offered, self.clock.monotonic())
-
-    def _offered(self, addresses: Mapping[str, str], direction: Direction) -> list[str]:
-        pulls = direction is Direction.PULL
-        return [
-            name
-            for name, transport in self.transports.items()
-            if name in addresses and (pulls or transport.pushes)
-        ]
-
     def _link_stats(self, link_id: LinkId) -> LinkStats:
         link = self._state.links[link_id]
-        peer = self._peers.get(link_id.peer)
-        offered = self._offered(peer.addresses, Direction.PULL) if peer else []
         cost = self.costs.measured(link_id)
+        with self._lock:
+            peer = self._peers.get(link_id.peer)
+            judged = self.chooser.judge(peer, link_id, self.clock.monotonic())
         return LinkStats(
             link_id.peer, link_id.transport, link.state.value, link.breaker.state.value,
             link.window_ops, len(link.flights), link.flying_bytes, link.opens, link.small_ops,
             link.budget.spent_bytes, link.budget.exhausted, link.late, link.bucket.rate,
             cost.latency_seconds if cost else None, cost.bytes_per_second if cost else None,
-            link.last_error,
-            self._cheapest(link_id.peer, offered, CHOICE_BYTES) == link_id.transport,
-            self._overrides.get(link_id.peer) == link_id.transport,
+            link.last_error, judged.chosen, judged.override, judged.seconds, judged.why,
+            link.best_rate or None,
         )  # fmt: skip
 
     def _ring(self) -> None:
