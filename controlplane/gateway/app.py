@@ -33,6 +33,7 @@ from controlplane.gateway.running import Context
 from controlplane.gateway.scheduling import Scheduler
 from controlplane.gateway.server import Request, Server
 from controlplane.gateway.settings import Settings
+from controlplane.gateway.staged import StagedReleases
 from controlplane.gateway.static import load_static
 from controlplane.gateway.stats import Stats
 from controlplane.gateway.view import ViewFollower
@@ -61,9 +62,11 @@ class Gateway:
         self._agents = Agents(settings.gateway_id, settings.agents, self.cluster, self.records.leg)
         self._bootstraps = Bootstraps()
         self.cluster.on_view.append(self._bootstraps.follow_view)
+        sender = LegSender(settings)
+        self._staged = StagedReleases(sender, self.stats)
         self._context = Context(
             settings, self.cluster, Scheduler(self.cluster), self.stats, self.records,
-            LegSender(settings), self._agents, self._bootstraps,
+            sender, self._agents, self._bootstraps, self._staged,
         )  # fmt: skip
         self._ids = count(1)
         self._id_suffix = secrets.token_hex(6)
@@ -108,6 +111,7 @@ class Gateway:
                     await self._reporter.flush()
         await self._agents.close()
         await self._bootstraps.close()
+        await self._staged.close()
         if self._client is not None:
             self._client.close()
         self.cluster.close()
@@ -306,6 +310,8 @@ class Gateway:
             retries_decode=stats.retries_decode,
             decode_side_prefills=stats.decode_side_prefills,
             handoff_missing=stats.handoff_missing,
+            staged_released=stats.staged_released,
+            staged_left=stats.staged_left,
             view_revision=self.cluster.view.revision,
             decisions_buffered=self.records.num_buffered,
         )

@@ -37,9 +37,12 @@ async def decode(run: Running, prefilled: PrefillReply) -> None:
     tried: set[str] = set()
     while True:
         name = run.life.slot_worker
+        staged, run.staged = run.staged, None  # an engine that has the leg frees it, come what may
         try:
             await _try(run, name, num_blocks, prefilled)
         except LegError as error:
+            if error.unreachable:
+                run.staged = staged
             tried.add(name)
             run.leg_failed("decode", name, error)
             if len(tried) > run.context.settings.limits.max_retries or not _move(run, tried):

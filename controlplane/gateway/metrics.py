@@ -46,6 +46,10 @@ DROPPED = _counter("decisions_dropped", "Decision records dropped: the buffer wa
 RETRIES = _counter("leg_retries", "Tries of a leg that failed and went on elsewhere.", "leg")
 DECODE_SIDE = _counter("decode_side_prefills", "Requests whose prompt decode had to compute.")
 HANDOFF = _counter("handoff_missing", "Prefill replies without transfer parameters.")
+STAGED_RELEASED = _counter(
+    "staged_released", "KV at foreign prefill workers, freed by a decode leg."
+)
+STAGED_LEFT = _counter("staged_left", "KV at foreign prefill workers, left to their own timer.")
 IN_FLIGHT = _gauge("in_flight", "Requests being served.")
 INDEX_BLOCKS = _gauge("index_blocks", "Entries of the prefix index.")
 VIEW_REVISION = _gauge("view_revision", "Revision of the cluster view in use.")
@@ -72,6 +76,8 @@ class Extra:
     retries_decode: int
     decode_side_prefills: int
     handoff_missing: int
+    staged_released: int
+    staged_left: int
     view_revision: int
     decisions_buffered: int
 
@@ -106,6 +112,8 @@ def _plain(stats: GatewayStats, extra: Extra) -> list[tuple[Series, int]]:
         (DROPPED, stats.decisions_dropped_total),
         (DECODE_SIDE, extra.decode_side_prefills),
         (HANDOFF, extra.handoff_missing),
+        (STAGED_RELEASED, extra.staged_released),
+        (STAGED_LEFT, extra.staged_left),
         (IN_FLIGHT, stats.in_flight),
         (INDEX_BLOCKS, stats.index_blocks),
         (VIEW_REVISION, extra.view_revision),

@@ -2,7 +2,7 @@
 
 from time import monotonic
 
-from controlplane.core.handshake import is_handoff_missing
+from controlplane.core.handshake import is_handoff_missing, owes_release
 from controlplane.core.handshake import prefill_params as foreign_params
 from controlplane.core.lifecycle import PrefillEnded, PrefillStarted
 from controlplane.core.routing import Priced
@@ -74,6 +74,8 @@ def _served(run: Running, worker: WorkerState, reply: PrefillReply) -> None:
     """Compare token counts, and let the worker's prediction learn."""
     decision, stats = run.decision, run.context.stats
     decision.engine_prompt_tokens = reply.prompt_tokens
+    if owes_release(worker.row.handshake):
+        run.staged = reply.params
     if reply.num_blocks is None and is_handoff_missing(worker.row.handshake, reply.params):
         stats.handoff_missing += 1
     ours, theirs = decision.prompt_tokens, reply.prompt_tokens

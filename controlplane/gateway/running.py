@@ -21,6 +21,7 @@ from controlplane.core.lifecycle import (
 from controlplane.gateway.agents import Agents
 from controlplane.gateway.answers import AnswerError
 from controlplane.gateway.asked import Asked
+from controlplane.gateway.bodies import KvParams
 from controlplane.gateway.bootstraps import Bootstraps
 from controlplane.gateway.cluster import Cluster
 from controlplane.gateway.legs import LegError, LegSender, WorkerAnswer
@@ -29,6 +30,7 @@ from controlplane.gateway.records import Records
 from controlplane.gateway.results import new_decision
 from controlplane.gateway.scheduling import Plan, Scheduler
 from controlplane.gateway.settings import Settings
+from controlplane.gateway.staged import StagedReleases
 from controlplane.gateway.stats import Stats
 
 _REJECTED, _FINISHED, _FAILED, _CLIENT_LEFT = Rejected(), Finished(), Failed(), ClientLeft()
@@ -46,6 +48,7 @@ class Context:
     sender: LegSender
     agents: Agents
     bootstraps: Bootstraps
+    staged: StagedReleases
 
 
 class Running:
@@ -53,6 +56,7 @@ class Running:
 
     __slots__ = (
         "asked", "context", "decision", "life", "outcome", "plan", "record", "service_seconds",
+        "staged",
     )  # fmt: skip
 
     def __init__(self, context: Context, asked: Asked) -> None:
@@ -61,6 +65,7 @@ class Running:
         self.life = Lifecycle()
         self.outcome = Outcome(asked.request.received_at)
         self.service_seconds = 0.0  # of the prefill leg, without its wait behind others
+        self.staged: KvParams | None = None  # at a foreign prefill worker, until decode takes it
         now = monotonic()
         self.plan: Plan = context.scheduler.plan(asked.model, asked.prompts, asked.salt, now)
         planned_at = self.outcome.planned_at = monotonic()
@@ -152,6 +157,9 @@ class Running:
                 context.cluster.free_slot(request_id)
             case ReleasePins():
                 context.agents.release(request_id, again=self.decision.status == "cancelled")
+                if self.staged is not None:
+                    taker = context.cluster.workers.get(self.decision.decode_worker)
+                    context.staged.release(taker, self.asked, self.staged)
             case CloseRecord():
                 self._close_record()
 

@@ -69,6 +69,8 @@ class Stats:
     retries_decode: int = 0
     decode_side_prefills: int = 0
     handoff_missing: int = 0
+    staged_released: int = 0
+    staged_left: int = 0
     model_mismatch: int = 0
     ttft: LatencyHistogram = field(default_factory=LatencyHistogram)
     tbt: LatencyHistogram = field(default_factory=LatencyHistogram)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -12,6 +13,9 @@ import pytest
 from foreign_engines import Fabric, ForeignEngine
 
 from controlplane.gateway.app import Gateway
+from controlplane.gateway.decode import decode
+from controlplane.gateway.legs import PrefillReply
+from controlplane.gateway.running import Running
 from controlplane.gateway.settings import Settings, Timeouts
 
 MODEL = "foreign"
@@ -121,3 +125,49 @@ async def test_mooncake_without_a_bootstrap_answer_computes_on_decode(tmp_path: 
         rig.gateway._bootstraps.get = lambda _: None  # type: ignore[method-assign]
         assert (await rig.complete()).status_code == 200
         assert "kv_transfer_params" not in rig.engines["d2"].bodies[0]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a02_a03_a_client_that_leaves_between_the_legs_strands_nothing(
+    tmp_path: Path, stream: bool, eventually: Callable[..., Awaitable[Any]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    async with running(tmp_path, "nixl", "prefill", "decode") as rig:
+        between = asyncio.Event()
+
+        async def late(run: Running, prefilled: PrefillReply) -> None:
+            between.set()
+            await asyncio.sleep(20)
+            await decode(run, prefilled)
+
+        monkeypatch.setattr("controlplane.gateway.walk.decode", late)
+        asked = asyncio.create_task(rig.complete(stream=stream))
+        await asyncio.wait_for(between.wait(), 10)
+        assert len(rig.fabric.staged) == 1
+        asked.cancel()
+        await eventually(lambda: not rig.fabric.staged, "the staged KV is taken")
+        assert rig.fabric.taken == 1
+        assert rig.engines["d2"].bodies[0]["max_tokens"] == 1
+        await eventually(lambda: rig.gateway.stats.staged_released == 1)
+
+
+async def test_a_decode_worker_that_refuses_leaves_the_staged_kv_to_the_next(
+    tmp_path: Path,
+) -> None:
+    async with running(tmp_path, "nixl", "prefill", "decode", "decode") as rig:
+        first = rig.gateway.cluster.workers["d2"].row
+        await rig.engines["d2"].stop()
+        for _ in range(2):
+            assert (await rig.complete()).status_code == 200
+        assert first.id in rig.gateway.cluster.workers
+        assert rig.fabric.taken == 2
+        assert rig.fabric.staged == {}
+
+
+async def test_a07_a_failed_leg_1_is_retried_and_then_computed_on_decode(tmp_path: Path) -> None:
+    async with running(tmp_path, "nixl", "prefill", "decode") as rig:
+        rig.engines["p1"].fail_with = 500
+        reply = await rig.complete()
+        assert reply.status_code == 200, reply.text
+        assert "kv_transfer_params" not in rig.engines["d2"].bodies[0]
+        assert rig.gateway.stats.decode_side_prefills == 1

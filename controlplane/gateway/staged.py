@@ -1,0 +1,58 @@
+"""KV that a foreign prefill worker has staged for a decode leg that will not come.
+
+Connectors like nixl free it when the decode side has read it, else at a long timer of their own.
+So a request that ends between its legs has one decode worker read it: a leg of one token.
+"""
+
+import asyncio
+from typing import Final
+
+import structlog
+
+from controlplane.gateway.asked import Asked
+from controlplane.gateway.bodies import KvParams, prefill_leg
+from controlplane.gateway.cluster import WorkerState
+from controlplane.gateway.legs import ClientFault, LegError, LegSender, leg_head
+from controlplane.gateway.stats import Stats
+
+log = structlog.get_logger(__name__)
+
+AT_ONCE: Final = 64
+"""Beyond it the prefill worker's own timer frees the KV; counted."""
+SECONDS: Final = 30.0
+
+
+class StagedReleases:
+    """Never blocks a request. `close` ends what is under way."""
+
+    def __init__(self, sender: LegSender, stats: Stats) -> None:
+        self._sender = sender
+        self._stats = stats
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def release(self, worker: WorkerState | None, asked: Asked, params: KvParams) -> None:
+        """Have a decode worker take what `params` name."""
+        if worker is None or len(self._tasks) >= AT_ONCE:
+            self._stats.staged_left += 1
+            return
+        body = prefill_leg(asked.body, params, asked.salt)  # one token, no stream
+        leg = self._leg(worker, asked.request.path, asked.request_id, body)
+        task = asyncio.get_running_loop().create_task(leg)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _leg(self, worker: WorkerState, path: bytes, request_id: str, body: bytes) -> None:
+        try:
+            async with asyncio.timeout(SECONDS):
+                await self._sender.prefill(worker, path, leg_head(request_id, "d", {}), body)
+        except (LegError, ClientFault, TimeoutError) as error:
+            self._stats.staged_left += 1
+            log.warning("staged_kv_left", worker=worker.row.id, request=request_id,
+                        error=str(error), effect="the prefill worker's own timer frees it")  # fmt: skip
+        else:
+            self._stats.staged_released += 1
+
+    async def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
