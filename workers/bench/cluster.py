@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,11 +20,14 @@ from workers.engines.vllm import VllmWorkerSpec
 from workers.supervisor.cpus import as_list, split_cores
 from workers.supervisor.engine_plan import DEFAULT_BATCHED_TOKENS
 from workers.supervisor.home import Home
+from workers.supervisor.session_end import end_sessions
 from workers.supervisor.state_file import SupervisorState, read_state
 
 _UP_SECONDS = 420
 _DOWN_SECONDS = 90
 _ENGINE_READY_SECONDS = 240
+_ENGINE_END_SECONDS = 30
+_LEFTOVER_SECONDS = 5.0
 
 
 class BenchClusterError(PeriluneError):
@@ -97,7 +99,7 @@ def plain_engine(
             _wait_ready(process, url, log_file)
             yield PlainEngine(url, process.pid)
         finally:
-            _end_group(process)
+            _end(process)
 
 
 def _wait_ready(process: subprocess.Popen[bytes], url: str, log_file: Path) -> None:
@@ -115,17 +117,12 @@ def _wait_ready(process: subprocess.Popen[bytes], url: str, log_file: Path) -> N
     raise BenchClusterError(f"the plain engine did not answer at {url}: {' / '.join(last)}")
 
 
-def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """The engine's children are in its session: end them all, at once if they do not go."""
-    for signum, patience in ((signal.SIGTERM, 30), (signal.SIGKILL, 10)):
-        try:
-            os.killpg(process.pid, signum)
-        except ProcessLookupError:
-            break
-        try:
-            process.wait(timeout=patience)
-        except subprocess.TimeoutExpired:
-            continue
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """The engine ends its own processes in order; what is left of its session after that follows."""
+    process.terminate()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=_ENGINE_END_SECONDS)
+    end_sessions({process.pid}, _LEFTOVER_SECONDS)
     process.wait(timeout=10)
 
 

@@ -9,14 +9,11 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from pathlib import Path
 
-from workers.supervisor.procfs import kill_session, session_members, signal_session
+from workers.supervisor.session_end import end_sessions
 
 GRACE_SECONDS = 6.0
-POLL_SECONDS = 0.1
-TRACKER_SECONDS = 1.0
 
 
 def main() -> None:
@@ -31,26 +28,6 @@ def main() -> None:
     end_sessions(sessions, GRACE_SECONDS)
     for slab in slabs:
         Path(slab).unlink(missing_ok=True)
-
-
-def end_sessions(sessions: set[int], grace_seconds: float) -> int:
-    """SIGTERM, then SIGKILL after the grace; returns how many processes had to be killed."""
-    for session in sessions:
-        signal_session(session, signal.SIGTERM)
-    _wait_for(sessions, grace_seconds)
-    left = sum(len(session_members(session)) for session in sessions)
-    for session in sessions:
-        kill_session(session)
-    _wait_for(sessions, TRACKER_SECONDS)
-    for session in sessions:
-        signal_session(session, signal.SIGKILL)
-    return left
-
-
-def _wait_for(sessions: set[int], seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline and any(session_members(each) for each in sessions):
-        time.sleep(POLL_SECONDS)
 
 
 def _note(line: str, sessions: set[int], slabs: set[str]) -> None:

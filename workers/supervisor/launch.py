@@ -20,7 +20,6 @@ from workers.core.errors import PeriluneError
 from workers.engines.vllm import probe_engine
 from workers.models.resolve import resolve_model
 from workers.supervisor import preflight
-from workers.supervisor.guardian import end_sessions
 from workers.supervisor.home import Home, ensure_token
 from workers.supervisor.hub import fetch_model_files
 from workers.supervisor.logs import MAX_LOG_BYTES
@@ -28,6 +27,7 @@ from workers.supervisor.plan import ClusterPlan, make_plan
 from workers.supervisor.ports import choose_ports
 from workers.supervisor.procfs import ProcessIdentity
 from workers.supervisor.progress import Progress, make_progress
+from workers.supervisor.session_end import end_sessions
 from workers.supervisor.state_file import (
     SupervisorState,
     read_holder,

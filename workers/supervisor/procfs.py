@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,25 +42,9 @@ def session_members(session: int) -> list[int]:
     return members
 
 
-def signal_session(session: int, number: signal.Signals) -> int:
-    """Send a signal to every process of a session; returns how many there were."""
-    members = session_members(session)
-    for pid in members:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(pid, number)
-    return len(members)
-
-
-def kill_session(session: int) -> None:
-    """SIGKILL for all but Python's resource trackers.
-
-    A tracker ends by itself once the others are gone, after removing the shared memory and
-    semaphores that they can no longer remove.
-    """
-    for pid in session_members(session):
-        if RESOURCE_TRACKER not in command_line(pid):
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+def is_resource_tracker(pid: int) -> bool:
+    """Python's, which removes what processes of its session leave in /dev/shm."""
+    return RESOURCE_TRACKER in _arguments(pid)
 
 
 def own_memory_bytes(pid: int) -> int | None:
@@ -92,11 +75,15 @@ def available_memory_bytes() -> int | None:
 
 def command_line(pid: int) -> str:
     """Its arguments, shortened; empty where it may not be read."""
+    return _arguments(pid)[:120]
+
+
+def _arguments(pid: int) -> str:
     try:
         raw = (PROC / str(pid) / "cmdline").read_bytes()
     except OSError:
         return ""
-    return raw.replace(b"\0", b" ").decode(errors="replace").strip()[:120]
+    return raw.replace(b"\0", b" ").decode(errors="replace").strip()
 
 
 def find_processes(matches: Callable[[list[str]], bool]) -> list[int]:

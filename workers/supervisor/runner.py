@@ -29,12 +29,8 @@ from workers.core.supervision import (
 )
 from workers.supervisor.logs import BoundedLog, last_error_line
 from workers.supervisor.probes import answers
-from workers.supervisor.procfs import (
-    identify,
-    kill_session,
-    session_members,
-    signal_session,
-)
+from workers.supervisor.procfs import identify
+from workers.supervisor.session_end import SessionEnd, kill_session
 from workers.supervisor.state_file import ComponentState
 
 if TYPE_CHECKING:
@@ -250,14 +246,11 @@ class Runner:
 
     async def _end_leftovers(self, session: int) -> None:
         """What outlives the leader (an engine's core after its API process was killed) ends too."""
-        signal_session(session, signal.SIGTERM)
-        kill_at = time.monotonic() + LEFTOVER_GRACE_SECONDS
-        give_up_at = kill_at + LEFTOVER_GRACE_SECONDS  # in uninterruptible sleep: not ours to wait
-        while session_members(session) and (now := time.monotonic()) < give_up_at:
-            if now >= kill_at:  # spares resource trackers: they remove the others' shared memory
-                kill_session(session)
+        end = SessionEnd(session, LEFTOVER_GRACE_SECONDS, time.monotonic())
+        while True:
+            if end.step(time.monotonic()):
+                return
             await asyncio.sleep(TICK_SECONDS)
-        signal_session(session, signal.SIGKILL)
 
     async def _end_at_once(self) -> None:
         self.stop()
