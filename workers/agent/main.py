@@ -62,7 +62,10 @@ def parse_arguments(arguments: Sequence[str]) -> AgentSettings:
         "--secret-folder", type=Path, help="data folder with the cluster secret; none: no transfers"
     )
     parser.add_argument(
-        "--transports", default="shm,tcp", help="between nodes, of shm, tcp and rdma; '' for none"
+        "--transports",
+        default="shm,tcp",
+        help="between nodes, of shm, tcp and rdma, or auto; rdma without tcp: the node is not ready "
+        "where there is no RDMA; '' for none",
     )
     given = vars(parser.parse_args(arguments))
     host, port = parse_tcp(given.pop("tcp"))

@@ -177,6 +177,7 @@ class Node:
     def expire(self) -> int:
         """End what outlived its lease; how many owners."""
         num_expired = self.host.tick()
+        self.transfers.retry(self.clock.monotonic())
         self.publish()
         return num_expired
 
@@ -212,12 +213,10 @@ class Node:
             self._rss_bytes(),
         )
         stats = pool_stats(facts, self.host, self.legs, self._namespace_infos(), self.workers)
-        if self.transfers.engine is None:
-            return stats
         moved = self.transfers.stats()
         return msgspec.structs.replace(
             stats,
-            endpoint=self.settings.peer_endpoint,
+            endpoint=self.settings.peer_endpoint if self.transfers.engine else "",
             moved_bytes_total=sum(pair.bytes_total for pair in moved.pairs),
             transfers=moved,
         )

@@ -10,6 +10,7 @@ from workers.core.errors import ConfigError
 from workers.directory.address import parse_directory
 
 TRANSPORTS: Final = ("shm", "tcp", "rdma")
+AUTO: Final = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,11 @@ class AgentSettings:
             raise ConfigError("node_id", self.node_id, "is empty", "Name the node, e.g. n1.")
 
     @property
+    def demands_rdma(self) -> bool:
+        """RDMA is the only way to other hosts that was asked for: nothing takes its place."""
+        return "rdma" in self.transports and "tcp" not in self.transports
+
+    @property
     def peer_endpoint(self) -> str:
         """Where agents of other nodes find this one."""
         return f"tcp:{self.tcp_host}:{self.tcp_port}" if self.tcp_host and self.tcp_port else ""
@@ -75,12 +81,17 @@ def parse_tcp(address: str) -> tuple[str, int]:
 
 
 def parse_transports(text: str) -> tuple[str, ...]:
-    """Names, separated by commas. ConfigError."""
+    """Names, separated by commas; "auto" is all of them. ConfigError."""
+    if text.strip() == AUTO:
+        return TRANSPORTS
     names = tuple(name.strip() for name in text.split(",") if name.strip())
     for name in names:
         if name not in TRANSPORTS:
             raise ConfigError(
-                "transports", name, "is not known here", f"Take of: {', '.join(TRANSPORTS)}."
+                "transports",
+                name,
+                "is not known here",
+                f"Take of: {', '.join(TRANSPORTS)}; or {AUTO}.",
             )
     return names
 

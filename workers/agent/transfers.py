@@ -6,8 +6,10 @@ Both begin when the pool has slots, and begin anew when the slots change.
 from __future__ import annotations
 
 import logging
-from typing import Final
 
+import msgspec
+
+from workers.agent.rdma import NodeRdma
 from workers.agent.settings import AgentSettings
 from workers.core.blocks import SLOT_HEADER_BYTES, slot_bytes_of
 from workers.core.errors import ConfigError
@@ -15,18 +17,15 @@ from workers.core.messages import Welcome
 from workers.core.pool_state import PoolState
 from workers.core.stats_messages import NamespaceSpec
 from workers.core.transfer_handshake import SlabFacts
-from workers.core.transfer_stats import TransferStats
+from workers.core.transfer_policy import TransferPolicy, cap_of, limits_of, transports_of
+from workers.core.transfer_stats import RdmaRailStats, TransferStats
 from workers.pool.arena import Slab
 from workers.transfer.base import PeerAddress, SlotMemory, Transport
 from workers.transfer.engine import TransferEngine
-from workers.transfer.rdma.node import RdmaNode
-from workers.transfer.rdma.server import RdmaServer
-from workers.transfer.rdma.transport import RdmaTransport
 from workers.transfer.shm import ShmTransport
 from workers.transfer.tcp import TcpTransport
 from workers.transfer.tcp_server import TcpServer
 
-PARALLELISM: Final = 2
 _log = logging.getLogger(__name__)
 
 
@@ -39,11 +38,14 @@ class NodeTransfers:
         self._slab_path = slab_path
         self._memory: SlotMemory | None = None
         self._server: TcpServer | None = None
-        self._rdma: RdmaNode | None = None
-        self._rdma_server: RdmaServer | None = None
+        self._rdma = NodeRdma(settings)
+        self._rdma.look()
         self._pool: PoolState | None = None
+        self._tcp: TcpTransport | None = None
         self.engine: TransferEngine | None = None
         self.problem = ""
+        self.policy = TransferPolicy()
+        self.policy_revision = 0
 
     @property
     def enabled(self) -> bool:
@@ -70,9 +72,8 @@ class NodeTransfers:
         if self._server is not None:
             host, port = self._server.address
             found["tcp"] = f"{host}:{port}"
-        if self._rdma_server is not None:
-            host, port = self._rdma_server.address
-            found["rdma"] = f"{host}:{port}"
+        if self._rdma.address:
+            found["rdma"] = self._rdma.address
         return found
 
     def follow(self, pool: PoolState | None, namespaces: dict[bytes, NamespaceSpec]) -> None:
@@ -93,22 +94,64 @@ class NodeTransfers:
         )
         return PeerAddress(welcome.node_id, welcome.transfers, welcome.incarnation, facts)
 
+    def retry(self, now: float) -> None:
+        """Try again what could not be had. Cheap where nothing is missing."""
+        transport = self._rdma.again(self._memory, now)
+        if transport is not None and self.engine is not None:
+            self.engine.transports[transport.name] = transport
+            _log.info("rdma_ready address=%s", self._rdma.address)
+
+    @property
+    def rdma_problem(self) -> str:
+        """Why there is no RDMA although the settings name it."""
+        return self._rdma.problem
+
+    @property
+    def not_ready(self) -> str:
+        """Why this node cannot move blocks in the way that it was told to; "" where it can."""
+        return self._rdma.not_ready
+
+    def rails(self, peer: str) -> list[RdmaRailStats]:
+        """Paths to that peer over RDMA, and those that are passed over."""
+        return [rail for rail in self._rdma.rails() if rail.peer == peer]
+
+    def apply(self, policy: TransferPolicy, revision: int = 0) -> None:
+        """Acts at once, on what is under way too; cheap where nothing has changed."""
+        changed, self.policy_revision = policy != self.policy, revision
+        if changed:
+            self.policy = policy
+            self._configure()
+            _log.info("transfer_policy revision=%d", revision)
+
+    def _configure(self) -> None:
+        policy = self.policy
+        if self._tcp is not None:
+            self._tcp.parallelism = policy.parallelism
+        if self.engine is not None:
+            overrides = transports_of(policy, self._settings.node_id)
+            self.engine.configure(limits_of(policy), cap_of(policy), overrides)
+
     def stats(self) -> TransferStats:
-        return TransferStats() if self.engine is None else self.engine.stats()
+        moved = TransferStats() if self.engine is None else self.engine.stats()
+        return msgspec.structs.replace(
+            moved,
+            ports=self._rdma.ports(),
+            rails=self._rdma.rails(),
+            problem=self._rdma.problem or self.problem,
+            not_ready=self.not_ready,
+            policy_revision=self.policy_revision,
+        )
 
     def close(self) -> None:
         """End what is under way; after it nobody writes the slots. Idempotent."""
         if self.engine is not None:
             self.engine.close()
-        for server in (self._server, self._rdma_server):
-            if server is not None:
-                server.close()
-        if self._rdma is not None:
-            self._rdma.close()
+        if self._server is not None:
+            self._server.close()
+        self._rdma.close()
         if self._memory is not None:
             self._memory.slab.close()
-        self.engine = self._server = self._memory = self._pool = None
-        self._rdma = self._rdma_server = None
+        self.engine = self._server = self._memory = self._pool = self._tcp = None
 
     def _begin(self, pool: PoolState) -> None:
         settings = self._settings
@@ -119,30 +162,16 @@ class NodeTransfers:
         if "shm" in settings.transports:
             transports.append(ShmTransport(memory))
         if "tcp" in settings.transports:
-            transports.append(
-                TcpTransport(memory, settings.node_id, settings.secret, parallelism=PARALLELISM)
-            )
+            self._tcp = TcpTransport(memory, settings.node_id, settings.secret)
+            transports.append(self._tcp)
             self._server = self._listen(memory, settings.secret)
-        if "rdma" in settings.transports:
-            transports += self._open_rdma(memory, settings.secret)
+        if (rdma := self._rdma.open(memory)) is not None:
+            transports.append(rdma)
         self._memory, self._pool = memory, pool
         self.engine = TransferEngine(settings.node_id, memory, transports)
+        self._configure()
         self.engine.start()
         _log.info("transfers_ready addresses=%s", self.addresses)
-
-    def _open_rdma(self, memory: SlotMemory, secret: bytes) -> list[Transport]:
-        """The slab registered with every active port; without one, blocks go by other ways."""
-        settings = self._settings
-        try:
-            # Kept before the server is tried: `close` then ends it, whatever the server says.
-            node = self._rdma = RdmaNode(memory, remote_write=False)
-            host = settings.tcp_host or "127.0.0.1"
-            self._rdma_server = RdmaServer(node, settings.node_id, secret, host=host)
-        except (ConfigError, OSError) as error:
-            self.problem = f"no transfers over RDMA: {error}"
-            _log.error("no_rdma error=%s", error)
-            return []
-        return [RdmaTransport(node, settings.node_id, secret)]
 
     def _listen(self, memory: SlotMemory, secret: bytes) -> TcpServer | None:
         """On the interface that the agent itself listens on."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from enum import StrEnum
 from ipaddress import IPv6Address, ip_network
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -283,6 +283,12 @@ class RailChoice(msgspec.Struct, frozen=True):
     warnings: tuple[str, ...] = ()
 
 
+def leave_out(rails: Sequence[Rail], broken: Collection[tuple[int, int]]) -> tuple[Rail, ...]:
+    """Without the pairs of ports that did not work of late; all of them where none would be left."""
+    left = tuple(rail for rail in rails if (rail.mine, rail.theirs) not in broken)
+    return left or tuple(rails)
+
+
 def choose_rails(
     mine: Sequence[Port], theirs: Sequence[Port], peer: str, queue_pairs: int = 1
 ) -> RailChoice:
@@ -355,19 +361,71 @@ def _mib(num_bytes: int) -> str:
     return f"{-(-num_bytes // (1 << 20))} MiB"
 
 
+# --- memory nodes ---------------------------------------------------------------------------
+
+
+class Region(NamedTuple):
+    """Bytes of the slab that shall lie at one memory node."""
+
+    start: int
+    num_bytes: int
+    node: int
+
+
+def plan_regions(
+    num_bytes: int, unit: int, memory_nodes: Collection[int], port_nodes: Iterable[int]
+) -> list[Region]:
+    """The slab in equal parts of whole `unit`s, one for each memory node that has a port.
+
+    Empty where placing makes no difference: one memory node, or a port whose node is unknown.
+    """
+    wanted = sorted(set(port_nodes))
+    if len(memory_nodes) < 2 or not wanted or not set(wanted) <= set(memory_nodes):
+        return []
+    num_units = num_bytes // unit
+    cuts = [num_units * index // len(wanted) * unit for index in range(len(wanted))]
+    ends = [*cuts[1:], num_bytes]
+    return [
+        Region(start, end - start, node)
+        for start, end, node in zip(cuts, ends, wanted, strict=True)
+        if end > start
+    ]
+
+
+def node_of_pages(nodes: Iterable[int]) -> int:
+    """Where a slot lies, by the nodes of some of its pages: -1 where it is spread or unknown."""
+    found = set(nodes)
+    node = found.pop() if len(found) == 1 else -1
+    return max(-1, node)
+
+
+def is_far(slot_node: int, port_node: int) -> bool:
+    """Known to be at different memory nodes: the bytes cross the link between sockets."""
+    return slot_node >= 0 and port_node >= 0 and slot_node != port_node
+
+
 # --- striping -------------------------------------------------------------------------------
 
+FAR_BYTES: Final = 4 << 20
+"""A rail at another memory node than the slot takes over when the near ones are so much deeper in
+work: crossing costs less than waiting longer than that."""
 
-def pick_rail(outstanding: Sequence[int], speeds: Sequence[float], room: Sequence[int]) -> int:
+
+def pick_rail(
+    outstanding: Sequence[int], speeds: Sequence[float], room: Sequence[int],
+    far: Sequence[bool] = (),
+) -> int:  # fmt: skip
     """The rail that will be free first, of those with room for a work request; -1 if none has.
 
-    `outstanding` in bytes. Speeds of 0 are unknown and count as equal.
+    `outstanding` in bytes. Speeds of 0 are unknown and count as equal. `far`: at another memory
+    node than the slot; empty where that is not known.
     """
     best, best_time = -1, 0.0
     for index, num_bytes in enumerate(outstanding):
         if not room[index]:
             continue
-        time = num_bytes / (speeds[index] or 1.0)
+        waiting = num_bytes + (FAR_BYTES if far and far[index] else 0)
+        time = waiting / (speeds[index] or 1.0)
         if best < 0 or time < best_time:
             best, best_time = index, time
     return best

@@ -1,4 +1,4 @@
-"""What transfers cost, by source, destination, transport and priority; and the slowest of late.
+"""What transfers cost, by source, destination, transport, priority and mode; and the slowest of late.
 
 Counters are cumulative over one incarnation. Everything is bounded: pairs, slow transfers, buckets.
 """
@@ -62,6 +62,9 @@ class PairStats(msgspec.Struct, frozen=True):
     seconds: list[StageHistogram]
     slowest: list[SlowTransfer]
     in_flight: int = 0  # transfers now
+    mode: Literal["pull", "push"] = (
+        "pull"  # whose side began them: the destination's or the source's
+    )
 
 
 class LinkStats(msgspec.Struct, frozen=True):
@@ -142,6 +145,7 @@ class TransferStats(msgspec.Struct, frozen=True):
     pairs: list[PairStats] = []
     links: list[LinkStats] = []
     alarms: list[str] = []
+    policy_revision: int = 0  # of the control plane's `transfer`, that acts here
     at: float = 0.0  # the node's monotonic seconds, as in `SlowTransfer.ended_at`
     ports: list[RdmaPortStats] = []
     rails: list[RdmaRailStats] = []
@@ -164,7 +168,7 @@ class _Pair:
     used_at: float = 0.0
 
 
-PairKey = tuple[str, str, str, Priority]
+PairKey = tuple[str, str, str, Priority, Direction]
 
 
 class TransferLedger:
@@ -180,7 +184,7 @@ class TransferLedger:
     ) -> PairKey:
         pulled = direction is Direction.PULL
         source, destination = (peer, self._node_id) if pulled else (self._node_id, peer)
-        return source, destination, transport, priority
+        return source, destination, transport, priority, direction
 
     def record(self, result: TransferResult, now: float) -> None:
         peer, transport = result.link
@@ -198,18 +202,18 @@ class TransferLedger:
         _keep_slowest(pair, result, now)
 
     def report(self, in_flight: dict[PairKey, int]) -> list[PairStats]:
-        """Sorted by source, destination, transport, priority."""
+        """Sorted by source, destination, transport, priority, direction."""
         keys = sorted({*self._pairs, *in_flight})
         return [self._stats(key, in_flight.get(key, 0)) for key in keys]
 
     def _stats(self, key: PairKey, in_flight: int) -> PairStats:
         pair = self._pairs.get(key) or _Pair()
-        source, destination, transport, priority = key
+        source, destination, transport, priority, direction = key
         return PairStats(
             source, destination, transport, priority.value, pair.transfers, pair.num_bytes,
             pair.pieces, pair.retries, dict(pair.missing),
             [StageHistogram(s, list(pair.counts[s]), pair.sums[s]) for s in STAGES],
-            list(pair.slowest), in_flight,
+            list(pair.slowest), in_flight, direction.value,
         )  # fmt: skip
 
     def _pair(self, key: PairKey, now: float) -> _Pair:

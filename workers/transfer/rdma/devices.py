@@ -58,13 +58,22 @@ def read_ports(root: Path = SYSFS) -> list[PortFacts]:
     ]
 
 
+def port_state(device: str, number: int, root: Path = SYSFS) -> str:
+    """ "ACTIVE", "DOWN", ...; "" where there is no such port any more."""
+    return _state(root / device / "ports" / str(number))
+
+
+def _state(folder: Path) -> str:
+    return _text(folder / "state").rpartition(":")[2].strip()
+
+
 def _read_port(device: Path, folder: Path) -> PortFacts:
     layer = _text(folder / "link_layer")
     numa = _text(device / "device" / "numa_node")
     return PortFacts(
         device=device.name,
         number=int(folder.name),
-        state=_text(folder / "state").rpartition(":")[2].strip(),
+        state=_state(folder),
         link_layer=layer,
         gbps=_gbps(_text(folder / "rate")),
         numa_node=int(numa) if numa else -1,
@@ -114,10 +123,22 @@ def hardware_counters(device: str, port: int, root: Path = SYSFS) -> dict[str, i
     return found
 
 
+_NOT_READY: Final = ("rnr_nak_retry_err", "rcvd_rnr_err", "rnr_naks_recvd", "Recv RNR Naks")
+_RETRIES: Final = (
+    "local_ack_timeout_err", "packet_seq_err", "implied_nak_seq_err",  # mlx5
+    "completer_retry_err", "rcvd_seq_err", "retry_exceeded_err",  # rxe
+    "seq_err_naks_rcvd", "to_retransmits",  # bnxt
+)  # fmt: skip
+
+
 def receiver_not_ready(counters: dict[str, int]) -> int:
     """How often a receiver was not ready, under the names that drivers give it."""
-    names = ("rnr_nak_retry_err", "rcvd_rnr_err", "rnr_naks_recvd", "Recv RNR Naks")
-    return sum(counters.get(name, 0) for name in names)
+    return sum(counters.get(name, 0) for name in _NOT_READY)
+
+
+def retries(counters: dict[str, int]) -> int:
+    """How often something had to be sent again: acknowledgements late, packets lost or reordered."""
+    return sum(counters.get(name, 0) for name in _RETRIES)
 
 
 class MemlockFacts(msgspec.Struct, frozen=True):

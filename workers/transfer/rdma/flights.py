@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import Final
 
 from workers.core.errors import ProtocolError
-from workers.core.rdma_choice import pick_rail
+from workers.core.rdma_choice import is_far, pick_rail
 from workers.core.transfer_types import Cause, Completion, Direction, Op
 from workers.core.transfer_verify import Found, Wanted, judge_source
 from workers.pool.arena import MAGIC, checksum_of
@@ -57,8 +57,11 @@ class Flights:
         peer: PeerMemory,
         scratch: Scratch,
         segment_bytes: int,
+        slot_nodes: Sequence[int] = (),
     ) -> None:
+        """`slot_nodes`: the memory node of each slot, where rails differ in theirs."""
         self._memory = memory
+        self._slot_nodes = slot_nodes
         self._rails = rails
         self._peer = peer
         self._segment_bytes = segment_bytes
@@ -80,7 +83,7 @@ class Flights:
         self._mailbox.post_receives(rails[0].port.verbs.wr)
         self._asks: dict[int, list[bytes]] = {kind: [] for kind in control.KINDS}
         self._unanswered = 0
-        self.failure: Meaning | None = None
+        self.failure: tuple[Rail, Meaning] | None = None
         self.depth = min(
             peer.depth, HEADERS, sum(rail.pair.queues.send_requests for rail in rails) // 2
         )
@@ -215,22 +218,31 @@ class Flights:
         with a chain as soon as it is long enough."""
         backlog = self._backlog
         while backlog:
-            rail = self._pick()
+            node = self._node_of(backlog[0])
+            rail = self._pick(node)
             if rail is None:
                 return
             token = backlog.popleft()
             if type(token) is Segment:
-                rail.stage(token)
+                rail.stage(token, far=is_far(node, rail.port.port.numa_node))
                 if rail.queue.staged >= CHAIN and not self._flush_rail(rail):
                     return
 
-    def _pick(self) -> Rail | None:
+    def _node_of(self, token: Token) -> int:
+        """The memory node of the slot that it is about; -1: it makes no difference."""
+        if not self._slot_nodes or type(token) is not Segment:
+            return -1
+        return self._slot_nodes[(token.local - self._local_base) // self._memory.slab.slot_bytes]
+
+    def _pick(self, node: int) -> Rail | None:
         rails = self._rails
         if len(rails) == 1:
             return rails[0] if rails[0].queue.room > 1 else None
         room = [max(0, rail.queue.room - 1) for rail in rails]
         load = [rail.queue.outstanding_bytes for rail in rails]
-        index = pick_rail(load, [rail.port.port.gbps for rail in rails], room)
+        ports = [rail.port.port for rail in rails]
+        far = [is_far(node, port.numa_node) for port in ports] if node >= 0 else []
+        index = pick_rail(load, [port.gbps for port in ports], room, far)
         return rails[index] if index >= 0 else None
 
     def _flush_rail(self, rail: Rail) -> bool:
@@ -255,7 +267,7 @@ class Flights:
             for entry in found.received:
                 self._answered(self._mailbox.receive(entry), report)
             if found.failure is not None and self.failure is None:
-                self.failure = found.failure
+                self.failure = rail, found.failure
 
     def _done(self, token: Token, report: Report) -> None:
         match token:

@@ -11,19 +11,28 @@ Keys and addresses are of this connection and this incarnation: a new connection
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 import msgspec
 
 from workers.core.errors import ProtocolError, RefusedError
 from workers.core.messages import Refused
-from workers.core.rdma_choice import GidType, Port, RailChoice, check_types, choose_rails
+from workers.core.rdma_choice import (
+    GidType,
+    Port,
+    RailChoice,
+    check_types,
+    choose_rails,
+    leave_out,
+)
 from workers.transfer.rdma.port import OpenPort
 from workers.transfer.rdma.queue_pair import Address
 
 EXTRA: Final = "rdma"
 MAX_RAILS: Final = 64
+PortPair = tuple[str, str]
+"""Names of a port of this node and one of the peer's."""
 
 
 class PortOffer(msgspec.Struct, frozen=True):
@@ -100,13 +109,33 @@ def decode(document: bytes) -> Join | Joined | Refused:
 
 
 def plan_rails(
-    ports: Sequence[OpenPort], offer: Offer, me: str, peer: str, queue_pairs: int
+    ports: Sequence[OpenPort],
+    offer: Offer,
+    me: str,
+    peer: str,
+    queue_pairs: int,
+    broken: Collection[PortPair] = (),
 ) -> RailChoice:
-    """Which port speaks to which. RefusedError: they could not understand each other (C05)."""
+    """Which port speaks to which. RefusedError: they could not understand each other (C05).
+
+    `broken` pairs are passed over where others are left, and said so.
+    """
     theirs = offer.ports
     choice = choose_rails([p.port for p in ports], [p.port for p in theirs], peer, queue_pairs)
-    for rail in choice.rails:
+    indices = {
+        (mine, other)
+        for mine, port in enumerate(ports)
+        for other, offered in enumerate(theirs)
+        if (port.name, offered.port.name) in broken
+    }
+    rails = leave_out(choice.rails, indices)
+    for rail in rails:
         problem = check_types(ports[rail.mine].gid.type, theirs[rail.theirs].gid_type, me, peer)
         if problem:
             raise RefusedError("gid_type", problem)
-    return RailChoice(choice.rails[:MAX_RAILS], choice.warnings)
+    used = {(rail.mine, rail.theirs) for rail in rails}
+    passed = tuple(
+        f"{me} cannot reach {peer} over {ports[mine].name} (to {theirs[other].port.name}): passed over"
+        for mine, other in sorted(indices - used)
+    )
+    return RailChoice(rails[:MAX_RAILS], choice.warnings + passed)

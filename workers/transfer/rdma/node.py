@@ -5,39 +5,27 @@ from __future__ import annotations
 import logging
 from typing import Final
 
-import msgspec
-
 from workers.core.errors import ConfigError
-from workers.core.rdma_choice import LockedMemory, check_locked_memory
+from workers.core.rdma_choice import LockedMemory, check_locked_memory, plan_regions
+from workers.core.transfer_stats import RdmaPortStats
+from workers.pool.numa import memory_nodes
 from workers.transfer.base import SlotMemory
 from workers.transfer.rdma.devices import (
     PortFacts,
     hardware_counters,
+    port_state,
     read_memlock,
     read_ports,
     receiver_not_ready,
+    retries,
 )
+from workers.transfer.rdma.placement import place, slot_nodes
 from workers.transfer.rdma.port import OpenPort, Region
 from workers.transfer.rdma.settings import RdmaSettings
 from workers.transfer.rdma.verbs import load
 
 MAX_PORTS: Final = 16
 _log = logging.getLogger(__name__)
-
-
-class PortStats(msgspec.Struct, frozen=True):
-    """What is shown of one port."""
-
-    name: str
-    gid: str
-    gid_index: int
-    gid_reason: str
-    active_mtu: int
-    queue_depth: int
-    queue_pairs: int
-    receiver_not_ready: int
-    counters: dict[str, int]
-    notes: tuple[str, ...] = ()
 
 
 class RdmaNode:
@@ -55,11 +43,14 @@ class RdmaNode:
         self.remote_write = remote_write
         self.ports: list[OpenPort] = []
         self.regions: list[Region] = []
+        self.slot_nodes: list[int] = []
+        """The memory node of each slot; empty where ports do not differ in how near they are."""
         wanted = usable_ports(self.settings)
         self.locked_memory = preflight(memory.num_bytes, len({port.device for port in wanted}))
         if not self.locked_memory.ok:
-            raise ConfigError("rdma", memory.num_bytes, self.locked_memory.statement, "")
+            raise ConfigError("rdma", memory.num_bytes, *_as_problem(self.locked_memory))
         verbs = load()
+        self._place({port.numa_node for port in wanted})
         try:
             for facts in wanted:
                 port = OpenPort(verbs, facts, self.settings)
@@ -68,12 +59,28 @@ class RdmaNode:
                 for note in (port.gid.warning, *port.queues.notes):
                     if note:
                         _log.warning("%s: %s", port.name, note)
+            self._look_where_slots_lie()
         except BaseException:
             self.close()
             raise
 
-    def stats(self) -> list[PortStats]:
-        return [_stats(port) for port in self.ports]
+    def _place(self, port_nodes: set[int]) -> None:
+        """Slots near ports: an equal part of the slab at the memory node of each. Before the
+        registration, which makes pages stay where they are."""
+        memory = self.memory
+        slot_bytes = memory.slab.slot_bytes
+        regions = plan_regions(memory.num_bytes, slot_bytes, memory_nodes(), port_nodes)
+        if regions and not place(memory.address, regions):
+            _log.warning("the slab's pages cannot be placed near RDMA ports: mbind is refused")
+
+    def _look_where_slots_lie(self) -> None:
+        known = {port.port.numa_node for port in self.ports} - {-1}
+        if known and len(memory_nodes()) > 1:
+            memory = self.memory
+            self.slot_nodes = slot_nodes(memory.address, memory.slab.slot_bytes, memory.num_slots)
+
+    def stats(self) -> list[RdmaPortStats]:
+        return [_stats(port) for port in list(self.ports)]
 
     @property
     def queue_pairs(self) -> int:
@@ -114,10 +121,32 @@ def preflight(num_bytes: int, num_devices: int) -> LockedMemory:
     )  # fmt: skip
 
 
-def _stats(port: OpenPort) -> PortStats:
-    waits = receiver_not_ready(hardware_counters(port.port.device, port.number))
-    return PortStats(
-        port.name, port.gid.gid, port.gid.index, port.gid.reason, port.active_mtu,
-        port.queues.send_requests, port.queue_pairs, waits, port.counters.as_dict(),
-        port.queues.notes,
+def check_host(settings: RdmaSettings, num_bytes: int) -> None:
+    """Could a slab of so many bytes be registered here? ConfigError says what stands in the way.
+
+    Opens nothing, so that it can be asked before there is a slab, and again.
+    """
+    wanted = usable_ports(settings)
+    locked = preflight(num_bytes, len({port.device for port in wanted}))
+    if not locked.ok:
+        raise ConfigError("rdma", num_bytes, *_as_problem(locked))
+    load()
+
+
+def _as_problem(locked: LockedMemory) -> tuple[str, str]:
+    problem, _, way_out = locked.statement.partition(". ")
+    return problem, way_out
+
+
+def _stats(port: OpenPort) -> RdmaPortStats:
+    device, counted, queues = port.port.device, port.counters, port.queues
+    shown = hardware_counters(device, port.number)
+    return RdmaPortStats(
+        port.name, port_state(device, port.number), port.gid.gid, port.gid.index, port.gid.type,
+        port.gid.reason, port.active_mtu, queues.send_requests, queues.inline_bytes, queues.reads,
+        port.port.numa_node, port.queue_pairs, counted.read_bytes, counted.written_bytes,
+        counted.off_rail_bytes, counted.off_numa_bytes, counted.work_requests, counted.posts,
+        counted.errors, receiver_not_ready(shown) - receiver_not_ready(port.hardware),
+        retries(shown) - retries(port.hardware),
+        [note for note in (port.gid.warning, *queues.notes) if note],
     )  # fmt: skip

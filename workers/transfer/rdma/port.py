@@ -22,7 +22,7 @@ from workers.core.rdma_choice import (
     effective_queues,
 )
 from workers.transfer.base import SlotMemory
-from workers.transfer.rdma.devices import PortFacts, local_addresses
+from workers.transfer.rdma.devices import PortFacts, hardware_counters, local_addresses
 from workers.transfer.rdma.queue_pair import QueuePair, as_os_error
 from workers.transfer.rdma.settings import RdmaSettings
 from workers.transfer.rdma.verbs import Verbs, close_once
@@ -39,6 +39,7 @@ class PortCounters:
     read_bytes: int = 0
     written_bytes: int = 0
     off_rail_bytes: int = 0
+    off_numa_bytes: int = 0
     work_requests: int = 0
     posts: int = 0
     errors: int = 0
@@ -63,6 +64,8 @@ class OpenPort:
         self.verbs = verbs
         self.number = facts.number
         self.counters = PortCounters()
+        self.hardware = hardware_counters(facts.device, facts.number)
+        """The device's own when it was opened: what it counted before is not ours."""
         self.queue_pairs = 0
         self._count_lock = threading.Lock()  # servers' threads make queue pairs too
         self._objects: list[Any] = []

@@ -53,9 +53,13 @@ class Rail:
         pair: QueuePair,
         scratch_lkey: int,
         *,
+        peer_port: str = "",
+        mtu: int = 0,
         off_rail: bool = False,
     ) -> None:
         self.port = port
+        self.peer_port = peer_port
+        self.mtu = mtu
         self.pair = pair
         self.queue: SendQueue[Token] = SendQueue(
             pair.queues.send_requests, pair.queues.segments, pair
@@ -72,8 +76,9 @@ class Rail:
     def owes(self) -> bool:
         return self._owes_marker or self.queue.staged > 0
 
-    def stage(self, segment: Segment) -> None:
-        """`queue.room` was looked at."""
+    def stage(self, segment: Segment, *, far: bool = False) -> None:
+        """`queue.room` was looked at. `far`: the slot lies at another memory node than the port."""
+        self.port.counters.off_numa_bytes += segment.length * far
         buffers: tuple[Buffer, ...] = (Buffer(segment.local, segment.length, self._region.lkey),)
         remote = segment.remote
         if segment.header:

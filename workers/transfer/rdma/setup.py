@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
+from collections.abc import Collection
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -13,6 +14,7 @@ from workers.core.rdma_choice import choose_mtu
 from workers.core.transfer_handshake import Initiator, SlabFacts
 from workers.transfer.rdma import joining
 from workers.transfer.rdma.frames import FramedSocket
+from workers.transfer.rdma.joining import PortPair
 from workers.transfer.rdma.node import RdmaNode
 from workers.transfer.rdma.port import Scratch
 from workers.transfer.rdma.queue_pair import Address
@@ -46,8 +48,9 @@ class Setup:
 
     def __init__(
         self, node: RdmaNode, me: str, peer: str, initiator: Initiator, scratch: Scratch,
-        frames: FramedSocket,
+        frames: FramedSocket, broken: Collection[PortPair] = (),
     ) -> None:  # fmt: skip
+        """`broken`: pairs of ports that are passed over, where there are others."""
         self.frames = frames
         self.step = Step.CONNECTING
         self.memory: PeerMemory | None = None
@@ -58,6 +61,7 @@ class Setup:
         self._me = me
         self._peer = peer
         self._scratch = scratch
+        self._broken = broken
         self._psns: list[int] = []
         self._mtus: list[int] = []
         self._reads: list[int] = []
@@ -95,7 +99,7 @@ class Setup:
     def _make_rails(self, offer: joining.Offer) -> None:
         node = self._node
         choice = joining.plan_rails(
-            node.ports, offer, self._me, self._peer, node.settings.queue_pairs
+            node.ports, offer, self._me, self._peer, node.settings.queue_pairs, self._broken
         )
         self.notes += choice.warnings
         asks = []
@@ -107,9 +111,11 @@ class Setup:
                 self.notes.append(f"{port.name}: {mtu.statement}")
             pair = port.queue_pair(port.queues, remote_read=False, remote_write=False)
             lkey = self._scratch.register(port)
-            self.rails.append(
-                Rail(port, node.regions[rail.mine], pair, lkey, off_rail=rail.off_rail)
-            )
+            made = Rail(
+                port, node.regions[rail.mine], pair, lkey,
+                peer_port=theirs.port.name, mtu=mtu.mtu, off_rail=rail.off_rail,
+            )  # fmt: skip
+            self.rails.append(made)
             psn = secrets.randbits(24)
             self._psns.append(psn)
             self._reads.append(min(port.queues.reads, max(1, theirs.reads)))

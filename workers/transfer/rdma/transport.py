@@ -5,14 +5,16 @@ from __future__ import annotations
 import contextlib
 import secrets
 import select
+import threading
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
 from workers.core.errors import ConfigError, ProtocolError, RefusedError
 from workers.core.transfer_handshake import NONCE_BYTES, Initiator, StaleIncarnationError
+from workers.core.transfer_stats import RdmaRailStats
 from workers.core.transfer_types import Cause, Op
 from workers.transfer.base import (
     DownBy,
@@ -25,26 +27,25 @@ from workers.transfer.base import (
 )
 from workers.transfer.rdma.flights import Flights, scratch_bytes
 from workers.transfer.rdma.frames import FramedSocket
+from workers.transfer.rdma.joining import PortPair
 from workers.transfer.rdma.node import RdmaNode
 from workers.transfer.rdma.port import Scratch
 from workers.transfer.rdma.rail import Rail
 from workers.transfer.rdma.setup import Setup, Step
+from workers.transfer.rdma.status import Meaning
 
 FLUSH_SECONDS: Final = 0.05
 """For posted requests to come back before their queue pair is destroyed anyway."""
 _RETRY_SECONDS: Final = 0.001
+BROKEN_SECONDS: Final = 30.0
+"""A pair of ports that did not work is passed over for so long, where there are others."""
+MAX_SHOWN: Final = 1024
 
 
-class RailStats(msgspec.Struct, frozen=True):
-    """One queue pair of an endpoint."""
-
-    port: str
-    qp_num: int
-    off_rail: bool
-    moved_bytes: int
-    outstanding: int
-    outstanding_bytes: int
-    depth: int
+class _Broken(NamedTuple):
+    stats: RdmaRailStats
+    text: str
+    until: float
 
 
 class RdmaTransport(Transport):
@@ -56,9 +57,45 @@ class RdmaTransport(Transport):
         self.node = node
         self.node_id = node_id
         self._secret = secret
+        self._lock = threading.Lock()  # statistics are read in other threads
+        self._endpoints: dict[str, RdmaEndpoint] = {}
+        self._broken: dict[tuple[str, PortPair], _Broken] = {}
 
     def connect(self, peer: PeerAddress, incarnation: int) -> Endpoint:
-        return RdmaEndpoint(self, peer, incarnation)
+        endpoint = RdmaEndpoint(self, peer, incarnation)
+        with self._lock:
+            self._endpoints[peer.node_id] = endpoint
+            while len(self._endpoints) > MAX_SHOWN:
+                del self._endpoints[next(iter(self._endpoints))]
+        return endpoint
+
+    def rails(self) -> list[RdmaRailStats]:
+        """Paths in use, and those that are passed over because they did not work of late."""
+        with self._lock:
+            endpoints = list(self._endpoints.items())
+            broken = self._broken_now()
+        found = [rail for peer, endpoint in endpoints for rail in endpoint.rail_stats(peer)]
+        return found + [
+            msgspec.structs.replace(one.stats, error=one.text) for one in broken.values()
+        ]
+
+    def broken(self, peer: str) -> set[PortPair]:
+        with self._lock:
+            return {ports for node, ports in self._broken_now() if node == peer}
+
+    def rail_failed(self, stats: RdmaRailStats, text: str) -> None:
+        """Pass this pair of ports over for a while; others carry on."""
+        key = stats.peer, (stats.port, stats.peer_port)
+        with self._lock:
+            self._broken.pop(key, None)
+            self._broken[key] = _Broken(stats, text, monotonic() + BROKEN_SECONDS)
+            while len(self._broken) > MAX_SHOWN:
+                del self._broken[next(iter(self._broken))]
+
+    def _broken_now(self) -> dict[tuple[str, PortPair], _Broken]:
+        now = monotonic()
+        self._broken = {key: one for key, one in self._broken.items() if one.until > now}
+        return self._broken
 
     def initiator(self, incarnation: int) -> Initiator:
         return Initiator(
@@ -144,14 +181,20 @@ class RdmaEndpoint(Endpoint):
             self._frames.close()  # the peer now closes its ends
         self._epoll.close()
 
-    def rails(self) -> list[RailStats]:
-        return [
-            RailStats(
-                rail.port.name, rail.pair.qp_num, rail.off_rail, rail.moved_bytes,
-                rail.queue.outstanding, rail.queue.outstanding_bytes, rail.queue.slots,
-            )
-            for rail in self._rails
-        ]  # fmt: skip
+    @property
+    def rails(self) -> tuple[Rail, ...]:
+        """Queue pairs in use; none before it is open and after it is down."""
+        return tuple(self._rails)
+
+    def rail_stats(self, peer: str) -> list[RdmaRailStats]:
+        """One for each pair of ports. May be called from any thread."""
+        found: dict[PortPair, RdmaRailStats] = {}
+        for rail in self.rails:
+            stats = _stats_of(rail, peer)
+            before = found.get((stats.port, stats.peer_port))
+            moved = stats.moved_bytes + (before.moved_bytes if before else 0)
+            found[stats.port, stats.peer_port] = msgspec.structs.replace(stats, moved_bytes=moved)
+        return list(found.values())
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -181,11 +224,20 @@ class RdmaEndpoint(Endpoint):
         if now >= self._spin_until:
             self._arm(flights)
         if flights.failure is not None:
-            meaning = flights.failure
-            self._fail(meaning.cause, f"{self._where()}: {meaning.name}: {meaning.text}")
+            self._rail_failed(*flights.failure)
             return False
         flights.flush()
         return True
+
+    def _rail_failed(self, rail: Rail, meaning: Meaning) -> None:
+        """The path is named: of several rails, the next endpoint passes this one over."""
+        mine, peer = self._transport.node_id, self._peer.node_id
+        text = f"{meaning.name}: {meaning.text}"
+        if meaning.of_path:
+            where = f"over {rail.port.name} (to {rail.peer_port})"
+            text = f"{mine} cannot reach {peer} {where}: {text}"
+            self._transport.rail_failed(_stats_of(rail, peer), text)
+        self._fail(meaning.cause, f"{self._where()}: {text}")
 
     def _arm(self, flights: Flights) -> None:
         """What completed between the last poll and this would not be told of: poll once more."""
@@ -215,7 +267,7 @@ class RdmaEndpoint(Endpoint):
             self._epoll.register(rail.pair.descriptor, select.EPOLLIN)
         self._flights = Flights(
             self._memory, self._rails, setup.memory, self._scratch,
-            self._transport.node.settings.segment_bytes,
+            self._transport.node.settings.segment_bytes, self._transport.node.slot_nodes,
         )  # fmt: skip
         self._report.opened = OpenedBy(self._flights.depth, setup.initiator.incarnation)
 
@@ -233,6 +285,7 @@ class RdmaEndpoint(Endpoint):
         self._setup = Setup(
             transport.node, transport.node_id, self._peer.node_id,
             transport.initiator(incarnation), self._scratch, self._frames,
+            transport.broken(self._peer.node_id),
         )  # fmt: skip
 
     def _flush_all(self) -> None:
@@ -270,3 +323,9 @@ class RdmaEndpoint(Endpoint):
     def _fail(self, cause: Cause, text: str, incarnation: int = 0) -> None:
         self._report.down = DownBy(cause, text, incarnation)
         self.close()
+
+
+def _stats_of(rail: Rail, peer: str) -> RdmaRailStats:
+    return RdmaRailStats(
+        peer, rail.port.name, rail.peer_port, rail.off_rail, rail.mtu, rail.moved_bytes
+    )

@@ -40,7 +40,7 @@ def test_ten_thousand_blocks(nodes: Nodes) -> None:
             slot = op.piece.local_slot
             assert puller.memory.range(slot, 0, BLOCK) == data[op.piece.remote_slot]
     assert len(drive.completions) == 10_000
-    assert drive.endpoint.rails()[0].moved_bytes == 10_000 * BLOCK  # type: ignore[attr-defined]
+    assert drive.endpoint.rails[0].moved_bytes == 10_000 * BLOCK  # type: ignore[attr-defined]
 
 
 def test_large_blocks_in_segments(nodes: Nodes) -> None:
@@ -64,8 +64,8 @@ def test_c13_a_shallow_queue_is_posted_to_in_windows(nodes: Nodes) -> None:  # C
     ended = drive.move([op_of(i % 256, 4 * KIB, local=i * 3 % 256) for i in range(2000)])
     assert len(ended) == 2000
     assert all(completion.cause is None for completion in ended.values())
-    (rail,) = drive.endpoint.rails()  # type: ignore[attr-defined]
-    assert (rail.depth, rail.outstanding) == (16, 0)
+    (rail,) = drive.endpoint.rails  # type: ignore[attr-defined]
+    assert (rail.queue.slots, rail.queue.outstanding) == (16, 0)
 
 
 def test_ranges_are_verified_by_the_source(pair: tuple[Node, Node]) -> None:

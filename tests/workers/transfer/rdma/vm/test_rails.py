@@ -35,7 +35,7 @@ def test_c20_bytes_spread_over_queue_pairs(nodes: Nodes) -> None:
     assert all(completion.cause is None for completion in ended.values())
     assert all(puller.memory.range(slot, 0, BLOCK) == data[slot] for slot in range(64))
     assert isinstance(drive.endpoint, RdmaEndpoint)
-    moved = [rail.moved_bytes for rail in drive.endpoint.rails()]
+    moved = [rail.moved_bytes for rail in drive.endpoint.rails]
     assert sum(moved) == 64 * BLOCK
     assert min(moved) > 16 * BLOCK, moved
 
@@ -48,11 +48,11 @@ def test_a_large_block_spreads_over_devices(nodes: Nodes, second_device: str) ->
     ended = drive.move([op_of(slot, 8 * MIB) for slot in range(4)])
     assert all(completion.cause is None for completion in ended.values()), ended
     assert all(puller.memory.range(slot, 0, 8 * MIB) == data[slot] for slot in range(4))
-    shown = {port.name: port.counters for port in puller.rdma.stats()}
+    shown = {port.name: port for port in puller.rdma.stats()}
     assert set(shown) == {"rxe0/1", "rxelo/1"}
-    assert sum(counters["read_bytes"] for counters in shown.values()) == 32 * MIB
-    assert min(counters["read_bytes"] for counters in shown.values()) >= 8 * MIB, shown
-    assert all(counters["off_rail_bytes"] == 0 for counters in shown.values())
+    assert sum(port.read_bytes_total for port in shown.values()) == 32 * MIB
+    assert min(port.read_bytes_total for port in shown.values()) >= 8 * MIB, shown
+    assert all(port.off_rail_bytes_total == 0 for port in shown.values())
 
 
 def test_what_is_shown_of_a_port(nodes: Nodes) -> None:
