@@ -236,6 +236,8 @@ ACTS = {
     "slo": "It acts on the next request.",
     "scheduling": "It acts on the next request.",
     "cache": "It acts on each node with its next heartbeat, within 2 s.",
+    "transfer": "It acts on each node with its next heartbeat, within 2 s.",
+    "admission": "It acts on the next request, and on those that wait.",
 }
 """When a policy of this kind is in effect; no worker restarts for any."""
 

@@ -28,6 +28,8 @@ def show(value: object) -> str:
         return NONE
     if isinstance(value, Mapping):
         return ", ".join(f"{name}={show(one)}" for name, one in value.items())
+    if isinstance(value, (list, tuple)):
+        return ", ".join(map(str, value))
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float) and value.is_integer():
@@ -39,6 +41,8 @@ def read(info: FieldInfo, text: str) -> object:
     """What the schema is given for a field; raises `SpecTextError`."""
     if is_mapping(info):
         return read_mapping(text)
+    if is_list(info):
+        return [part.strip() for part in text.split(",") if part.strip()]
     if text.lower() == NONE and is_optional(info.annotation):
         return None
     return text
@@ -64,6 +68,10 @@ def allowed(info: FieldInfo) -> str:
         return " | ".join(options)
     if is_mapping(info):
         return "name=number, name=number, or none"
+    if is_list(info):
+        return "name, name"
+    if _bare_type(info.annotation) is str:
+        return "a name"
     low, high = _bounds(info)
     whole = " (whole number)" if _bare_type(info.annotation) is int else ""
     tail = ", or none" if is_optional(info.annotation) else ""
@@ -104,6 +112,11 @@ def allowed_param(param: Param) -> str:
 def is_mapping(info: FieldInfo) -> bool:
     """Names with numbers, such as quotas."""
     return get_origin(_bare_type(info.annotation)) is dict
+
+
+def is_list(info: FieldInfo) -> bool:
+    """Names in an order that counts, such as priority classes."""
+    return get_origin(_bare_type(info.annotation)) is list
 
 
 def is_optional(annotation: object) -> bool:

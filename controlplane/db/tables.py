@@ -6,6 +6,7 @@ from controlplane.decisions.tables import DecisionRow, LegRow
 from controlplane.fleet.tables import CommandRow, WorkerRow
 from controlplane.gateways.tables import GatewayRow
 from controlplane.jobs.tables import JobRow
+from controlplane.ledger.tables import LedgerRow
 from controlplane.models.tables import ModelRow
 from controlplane.nodes.tables import NodeRow
 from controlplane.policies.tables import ActiveRow, RevisionRow
@@ -21,6 +22,7 @@ __all__ = [
     "GatewayRow",
     "JobRow",
     "KeyRow",
+    "LedgerRow",
     "LegRow",
     "ModelRow",
     "NodeRow",

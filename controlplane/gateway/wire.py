@@ -70,6 +70,7 @@ class ViewKey(msgspec.Struct, frozen=True):
 
     key_sha256: str
     tenant: str
+    max_priority: str = ""
 
 
 class View(msgspec.Struct, frozen=True):
@@ -175,6 +176,8 @@ class WorkerLoad(msgspec.Struct):
     requests_total: int = 0
     failures_total: int = 0
     queued_tokens: int = 0
+    data_path: Literal["ok", "ejected", "trial"] = "ok"  # as its legs have met it lately
+    data_path_note: str = ""
 
 
 class GatewayStats(msgspec.Struct):

@@ -1,7 +1,7 @@
 """Gateways: how they read the cluster and report to the control plane."""
 
 from datetime import datetime
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -24,6 +24,7 @@ class ClientKey(Schema):
 
     key_sha256: str
     tenant: str
+    max_priority: str = ""
 
 
 class ClusterView(Schema):
@@ -55,6 +56,8 @@ class WorkerLoad(Schema):
     requests_total: int = 0
     failures_total: int = 0
     queued_tokens: int = 0
+    data_path: Literal["ok", "ejected", "trial"] = "ok"  # as its legs have met it lately
+    data_path_note: str = ""
 
 
 class GatewayStats(Schema):

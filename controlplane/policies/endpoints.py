@@ -10,6 +10,8 @@ from controlplane.deps import Actor, OperatorDep, PlaneDep
 from controlplane.plane import Plane
 from controlplane.policies import repository
 from controlplane.policies.schemas import (
+    SCOPE_PATTERN,
+    SLO_SCOPE_PATTERN,
     PolicyKind,
     PolicyList,
     PolicyPut,
@@ -20,7 +22,7 @@ from controlplane.policies.schemas import (
 from controlplane.policies.service import Change, to_schema
 
 router = APIRouter(tags=["policies"])
-Scope = Annotated[str, Path(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
+Scope = Annotated[str, Path(pattern=rf"{SCOPE_PATTERN}|{SLO_SCOPE_PATTERN}")]
 IfMatch = Annotated[str | None, Header(max_length=64)]
 MAX_REVISION = 2**31 - 1
 Revision = Annotated[int, Path(ge=1, le=MAX_REVISION)]

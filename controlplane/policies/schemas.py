@@ -9,12 +9,27 @@ from pydantic_core import PydanticCustomError
 from controlplane.schema_base import MAX_INTEGER, Page, Schema
 from workers.core.errors import ConfigError
 from workers.core.policies.registry import DEFAULT_POLICY, check_policy
+from workers.core.transfer_pacing import CAP_SHARE
+from workers.core.transfer_policy import PAIR_PATTERN
+from workers.core.transfer_types import SMALL_PIECE_BYTES
 
-PolicyKind = Literal["slo", "scheduling", "cache"]
+PolicyKind = Literal["slo", "scheduling", "cache", "admission", "transfer"]
+SCOPE_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,63}$"
+"""`default`, or a model."""
+SLO_SCOPE_PATTERN = (
+    r"^(tenant:[a-z0-9][a-z0-9._-]{0,63}(\+priority:[a-z0-9][a-z0-9_-]{0,31})?"
+    r"|priority:[a-z0-9][a-z0-9_-]{0,31})$"
+)
+"""Of slo policies only: a tenant, a priority class, or a tenant's requests of one class. The first
+that exists acts: tenant and class, tenant, class, model, default."""
 
 
 class SloSpec(Schema):
-    """Admission by predicted latency. `off`: no check; `observe`: log only; `enforce`: 429."""
+    """Admission by predicted latency. `off`: no check; `observe`: log only; `enforce`: 429.
+
+    `percentile` of requests are to keep the bounds: predictions are raised by how far they were
+    off lately, so that 95 rejects what less than 95 of 100 such requests would keep.
+    """
 
     mode: Literal["off", "observe", "enforce"] = "observe"
     max_ttft_ms: Annotated[float, Field(ge=1, le=600_000)] = 10_000
@@ -23,12 +38,25 @@ class SloSpec(Schema):
     retry_after_max_s: Annotated[int, Field(ge=1, le=600)] = 30
 
 
+StuckSeconds = Annotated[float, Field(ge=1, le=86_400)]
+
+
 class SchedulingSpec(Schema):
-    """`cost` is R31 (queue + transfer + prefill); `round_robin` the baseline."""
+    """`cost` is R31 (queue + transfer + prefill); `round_robin` the baseline.
+
+    Requests that wait longer than `max_..._s` in a state are stuck: `watchdog` ends them, or only
+    reports. `max_silence_s` is to a stream's first or next piece, `max_reply_s` of a plain reply.
+    """
 
     placement: Literal["cost", "round_robin"] = "cost"
     balancing_threshold: Annotated[float, Field(ge=1, le=100)] = 1.25
     max_concurrent_per_decode: Annotated[int, Field(ge=1, le=4096)] = 16
+    watchdog: Literal["end", "report"] = "end"
+    max_waiting_s: StuckSeconds = 120.0
+    max_prefilling_s: StuckSeconds = 330.0
+    max_handing_over_s: StuckSeconds = 30.0
+    max_silence_s: StuckSeconds = 150.0
+    max_reply_s: StuckSeconds = 3660.0
 
 
 EvictionName = Literal["decay", "credit", "lru", "lfu", "lru2", "score", "class"]
@@ -88,11 +116,115 @@ class CacheSpec(Schema):
         return params
 
 
-PolicySpec = SloSpec | SchedulingSpec | CacheSpec
-SPEC_OF_KIND: dict[str, type[SloSpec] | type[SchedulingSpec] | type[CacheSpec]] = {
+ClassName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$")]
+
+
+class AdmissionSpec(Schema):
+    """Who goes first at a prefill worker, and who is turned away.
+
+    `priorities`: classes, highest first. A key may claim classes up to its own; without keys any
+    is accepted. Each gateway gives a worker `window_tokens` of uncached tokens at a time (one
+    request always may go); the rest waits in the gateway: classes in strict order, in a class
+    `hit_share` of the tokens to requests of which `hit_min_share` or more is cached, then tenants
+    in turn by uncached tokens (`fairness`). `probe_share` of would-be rejections is let in, which
+    tells how many rejections are wrong.
+    """
+
+    priorities: Annotated[list[ClassName], Field(min_length=1, max_length=8)] = [
+        "interactive", "standard", "batch",
+    ]  # fmt: skip
+    default_priority: Annotated[ClassName, Field(validate_default=True)] = "standard"
+    fairness: Literal["tenants", "none"] = "tenants"
+    tenant_weights: Annotated[
+        dict[TenantName, Annotated[float, Field(ge=0.01, le=1000)]],
+        Field(max_length=1000, description="tenants, at most 1000, each with 0.01 to 1,000"),
+    ] = {}
+    quantum_tokens: Annotated[int, Field(ge=64, le=1_000_000)] = 2048
+    window_tokens: Annotated[int, Field(ge=1, le=10_000_000)] = 8192
+    hit_share: Annotated[float, Field(ge=0.05, le=0.95)] = 0.5
+    hit_min_share: Annotated[float, Field(ge=0.01, le=1)] = 0.5
+    max_waiting: Annotated[int, Field(ge=0, le=100_000)] = 512
+    max_wait_s: Annotated[float, Field(ge=0.1, le=600)] = 120
+    probe_share: Annotated[float, Field(ge=0, le=0.5)] = 0.05
+
+    @field_validator("priorities")
+    @classmethod
+    def _no_class_twice(cls, priorities: list[str]) -> list[str]:
+        if len(set(priorities)) < len(priorities):
+            raise PydanticCustomError("priorities", "a class stands here twice")
+        return priorities
+
+    @field_validator("default_priority")
+    @classmethod
+    def _is_a_class(cls, name: str, info: ValidationInfo) -> str:
+        known = info.data.get("priorities")
+        if known is not None and name not in known:
+            raise PydanticCustomError(
+                "default_priority", "must be one of {known}", {"known": ", ".join(known)}
+            )
+        return name
+
+
+PairName = Annotated[str, Field(pattern=PAIR_PATTERN)]
+Seconds = Annotated[float, Field(ge=0.05, le=600)]
+Gbps = Annotated[float | None, Field(ge=0.001, le=100_000)]
+
+
+class TransferSpec(Schema):
+    """Transfers between nodes; acts on the running agents, on what is under way too.
+
+    `cap_gbps` caps each link between two nodes; null: `cap_share` of its bandwidth where
+    `collectives_share_link`, else none. That bandwidth is `link_gbps`, or null: the best that
+    transfers have shown. Pairs are named by the way of the bytes, "n1>n2". `mode`: blocks of a
+    prefill leg are pulled by the decode node, pushed to it, or (auto) whichever took less of late.
+    `piece_bytes` 0 moves blocks whole.
+    """
+
+    mode: Literal["auto", "pull", "push"] = "auto"
+    collectives_share_link: bool = False
+    cap_share: Annotated[float, Field(gt=0, le=1)] = CAP_SHARE
+    cap_gbps: Gbps = None
+    link_gbps: Gbps = None
+    piece_bytes: Annotated[int, Field(ge=0, le=1_073_741_824)] = 0
+    parallelism: Annotated[int, Field(ge=1, le=16)] = 2
+    window_mib: Annotated[float, Field(ge=1, le=16_384)] = 64.0
+    window_ops: Annotated[int, Field(ge=1, le=65_536)] = 256
+    batch_share: Annotated[float, Field(ge=0.01, le=1)] = 0.5
+    max_attempts: Annotated[int, Field(ge=1, le=100)] = 4
+    retry_share: Annotated[float, Field(ge=0, le=1)] = 0.1
+    retry_floor_mib: Annotated[float, Field(ge=1, le=16_384)] = 64.0
+    connect_seconds: Seconds = 1.0
+    stall_seconds: Seconds = 1.5
+    fetch_seconds: Seconds = 10.0
+    transport_overrides: Annotated[
+        dict[PairName, Literal["shm", "tcp", "rdma"]],
+        Field(
+            max_length=1000, description='at most 1000 pairs "n1>n2", each with shm, tcp or rdma'
+        ),
+    ] = {}
+    mode_overrides: Annotated[
+        dict[PairName, Literal["pull", "push"]],
+        Field(max_length=1000, description='at most 1000 pairs "n1>n2", each with pull or push'),
+    ] = {}
+
+    @field_validator("piece_bytes")
+    @classmethod
+    def _not_too_small(cls, value: int) -> int:
+        if 0 < value < SMALL_PIECE_BYTES:
+            raise PydanticCustomError(
+                "piece_bytes", "pieces under {least} bytes cost more than they bring; 0 is whole blocks",
+                {"least": SMALL_PIECE_BYTES},
+            )  # fmt: skip
+        return value
+
+
+PolicySpec = SloSpec | SchedulingSpec | CacheSpec | AdmissionSpec | TransferSpec
+SPEC_OF_KIND: dict[str, type[PolicySpec]] = {
     "slo": SloSpec,
     "scheduling": SchedulingSpec,
     "cache": CacheSpec,
+    "admission": AdmissionSpec,
+    "transfer": TransferSpec,
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 
 from pydantic import ValidationError
@@ -17,11 +18,11 @@ from controlplane.errors import (
     StaleError,
 )
 from controlplane.policies import repository
-from controlplane.policies.schemas import SPEC_OF_KIND, PolicyRevision
+from controlplane.policies.schemas import SCOPE_PATTERN, SPEC_OF_KIND, PolicyRevision
 from controlplane.policies.tables import RevisionRow
 from controlplane.problems import invalid
 
-KINDS = ("slo", "scheduling", "cache")
+KINDS = ("slo", "scheduling", "cache", "admission", "transfer")
 DEFAULT_SCOPE = "default"
 MAX_SCOPES = 200
 KEEP_REVISIONS = 1000
@@ -77,6 +78,7 @@ class PolicyStore:
         self, tx: Transaction, change: Change
     ) -> tuple[PolicyRevision | None, PolicyRevision]:
         """Check and write; (before, after). Memory follows once the transaction is committed."""
+        check_scope(change.kind, change.scope)
         spec = validated(change.kind, change.spec)
         active = await repository.active_revision(tx.session, change.kind, change.scope)
         check_if_match(change, active)
@@ -149,6 +151,17 @@ def validated(kind: str, spec: dict[str, object]) -> dict[str, object]:
         return model.model_validate(spec, strict=True).model_dump()
     except ValidationError as error:
         raise invalid(error.errors(), prefix=("spec",), model=model) from error
+
+
+def check_scope(kind: str, scope: str) -> None:
+    """Only an slo policy can be for a tenant or a class."""
+    if kind != "slo" and not re.match(SCOPE_PATTERN, scope):
+        raise InvalidError(
+            f"{kind}/{scope}: only slo policies have tenants or classes as scope.",
+            field="scope",
+            value=scope,
+            way_out="Use default, or a model's name.",
+        )
 
 
 def check_if_match(change: Change, active: int | None) -> None:

@@ -14,7 +14,7 @@ class RevisionRow(Base):
     __tablename__ = "policy_revisions"
 
     kind: Mapped[str] = mapped_column(String(32), primary_key=True)
-    scope: Mapped[str] = mapped_column(String(64), primary_key=True)
+    scope: Mapped[str] = mapped_column(String(128), primary_key=True)
     revision: Mapped[int] = mapped_column(primary_key=True, autoincrement=False)
     spec: Mapped[dict[str, object]] = mapped_column(JSON)
     author: Mapped[str] = mapped_column(String(64))
@@ -34,5 +34,5 @@ class ActiveRow(Base):
     )
 
     kind: Mapped[str] = mapped_column(String(32), primary_key=True)
-    scope: Mapped[str] = mapped_column(String(64), primary_key=True)
+    scope: Mapped[str] = mapped_column(String(128), primary_key=True)
     revision: Mapped[int]

@@ -34,7 +34,8 @@ class KeyStore:
 
     def for_gateways(self) -> list[ClientKey]:
         return [
-            ClientKey(key_sha256=digest, tenant=key.tenant) for key, digest in self._keys.values()
+            ClientKey(key_sha256=digest, tenant=key.tenant, max_priority=key.max_priority)
+            for key, digest in self._keys.values()
         ]
 
     def find(self, key_id: int) -> Key:
@@ -64,6 +65,7 @@ class KeyStore:
                 key_sha256=digest,
                 tenant=body.tenant,
                 note=body.note,
+                max_priority=body.max_priority,
                 created_at=self.clock.now(),
             ),
         )
@@ -84,5 +86,10 @@ class KeyStore:
 
 def _to_schema(row: KeyRow) -> Key:
     return Key(
-        id=row.id, prefix=row.prefix, tenant=row.tenant, note=row.note, created_at=row.created_at
+        id=row.id,
+        prefix=row.prefix,
+        tenant=row.tenant,
+        note=row.note,
+        max_priority=row.max_priority,
+        created_at=row.created_at,
     )

@@ -18,4 +18,5 @@ class KeyRow(Base):
     key_sha256: Mapped[str] = mapped_column(String(64), unique=True)
     tenant: Mapped[str] = mapped_column(String(64))
     note: Mapped[str] = mapped_column(Text)
+    max_priority: Mapped[str] = mapped_column(String(32), server_default="")
     created_at: Mapped[datetime] = mapped_column(UtcDateTime)

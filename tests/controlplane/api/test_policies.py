@@ -17,11 +17,13 @@ def put(api, spec, revision=1, **more):
 async def test_first_start_writes_revision_one_of_each_kind(both):
     items = (await both.get("/policies"))["items"]
     assert [(p["kind"], p["scope"], p["revision"]) for p in items] == [
+        ("admission", "default", 1),
         ("cache", "default", 1),
         ("scheduling", "default", 1),
         ("slo", "default", 1),
+        ("transfer", "default", 1),
     ]
-    assert items[2]["spec"]["mode"] == "observe"
+    assert items[3]["spec"]["mode"] == "observe"
 
 
 async def test_a_put_is_a_new_revision_and_audited(both):
@@ -148,3 +150,52 @@ class TestAcknowledgement:
         api.clock.advance(5)
         reply = (await put(api, {"mode": "off"})).json()
         assert (reply["acknowledged_gateways"], reply["pending_gateways"]) == ([], [])
+
+
+@pytest.mark.parametrize(
+    "scope", ["tiny", "tenant:acme", "priority:batch", "tenant:a.b+priority:x"]
+)
+async def test_slo_scopes(api, scope):
+    path = f"/policies/slo/{scope}"
+    reply = await api.http.put(f"/api/v1{path}", json={"spec": {"max_ttft_ms": 700}})
+    assert reply.status_code == 200, reply.text
+    assert (await api.get(path))["spec"]["max_ttft_ms"] == 700
+
+
+@pytest.mark.parametrize(
+    "scope", ["tenant:", "model:x", "priority:batch+tenant:a", "tenant:A", "x:y"]
+)
+async def test_scopes_that_are_none(api, scope):
+    reply = await api.http.put(f"/api/v1/policies/slo/{scope}", json={"spec": {}})
+    assert reply.status_code == 422
+    assert reply.headers["content-type"] == "application/problem+json"
+
+
+async def test_only_slo_policies_are_for_tenants(api):
+    reply = await api.http.put("/api/v1/policies/admission/tenant:acme", json={"spec": {}})
+    assert reply.status_code == 422
+    assert reply.json()["field"] == "scope"
+
+
+@pytest.mark.parametrize(("spec", "field"), [
+    ({"priorities": ["a", "a"]}, "spec.priorities"),
+    ({"priorities": []}, "spec.priorities"),
+    ({"priorities": ["a", "b"]}, "spec.default_priority"),
+    ({"priorities": ["a"], "default_priority": "b"}, "spec.default_priority"),
+    ({"hit_share": 1}, "spec.hit_share"),
+    ({"tenant_weights": {"acme": 0}}, "spec.tenant_weights"),
+    ({"probe_share": 0.6}, "spec.probe_share"),
+])  # fmt: skip
+async def test_admission_specs_that_cannot_work(api, spec, field):
+    path = "/api/v1/policies/admission/default"
+    reply = await api.http.put(path, json={"spec": spec}, headers={"If-Match": '"1"'})
+    assert reply.status_code == 422, reply.text
+    assert reply.json()["field"].startswith(field), reply.text
+
+
+async def test_admission_classes_of_ones_own(api):
+    spec = {"priorities": ["gold", "lead"], "default_priority": "lead", "tenant_weights": {"a": 2}}
+    path = "/api/v1/policies/admission/default"
+    reply = await api.http.put(path, json={"spec": spec}, headers={"If-Match": '"1"'})
+    assert reply.status_code == 200, reply.text
+    assert reply.json()["active"]["spec"]["window_tokens"] == 8192
