@@ -1,102 +1,166 @@
 """Times fitted online on what this cluster measured: prefill seconds, TBT, handover.
 
-Recursive least squares with forgetting, a handful of floats a worker. Before the first samples
-the prior answers, and it fades as they come.
+A worker's first predictions come from its model's geometry (`prior_of`) or from what its peers have
+shown; the prior fades as samples come.
 """
 
+from __future__ import annotations
+
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 
-FORGETTING: Final = 0.98
-"""Weight of a sample against the next one: about the last 50 count."""
-_MAX_COVARIANCE: Final = 1e6  # forgetting without excitation must not blow up
+from controlplane.core.fitting import Average, Calibration, LinearFit
+from workers.core.disaggregation import ATTENTION, Geometry
 
-PREFILL_PRIOR: Final = (0.020, 0.5, 0.010)
-"""Seconds; seconds per 1000 computed tokens; seconds per 1000 cached tokens."""
-TBT_PRIOR: Final = (0.020, 0.001)
-"""Seconds; seconds per running request."""
+TBT_PRIOR: Final = (0.020, 0.001, 0.0)
+"""Seconds; seconds per running request; seconds per 1000 tokens of KV in use."""
+ASSUMED_FLOPS: Final = 2e14
+"""Of a worker whose speed nobody has measured or said. Rather too fast than too slow: a prior must
+not reject requests."""
+_LOAD_BYTES_PER_SECOND: Final = 1e10  # of cached KV into the engine, before it was measured
+_OVERHEAD_SECONDS: Final = 0.010
+_LEAST_SECONDS: Final = 1e-3  # weights of samples are relative down to here
+_PRIOR_SAMPLES: Final = 1e-3
+_FEW: Final = 3
+"""Samples after which a fit is believed on its own."""
 
 
-class LinearFit:
-    """y = theta . x, fitted by recursive least squares. Callers scale x to about 1."""
+class Predictor(Protocol):
+    """Seconds of a prefill, by the tokens it computes and the cached ones before them.
 
-    def __init__(
-        self,
-        prior: tuple[float, ...],
-        prior_variance: float = 100.0,
-        forgetting: float = FORGETTING,
-    ) -> None:
-        self.theta = list(prior)
-        self.num_samples = 0
-        self._forgetting = forgetting
-        size = len(prior)
-        self._covariance = [
-            [prior_variance if i == j else 0.0 for j in range(size)] for i in range(size)
-        ]
+    `predict` is pure, never negative, and never falls with more computed tokens. `observe` takes
+    what one leg needed without waiting behind others. Neither blocks; both are of one thread.
+    """
 
-    def predict(self, x: tuple[float, ...]) -> float:
-        return sum(weight * value for weight, value in zip(self.theta, x, strict=True))
+    @property
+    def num_samples(self) -> int: ...
+    def predict(self, uncached_tokens: int, cached_tokens: int) -> float: ...
+    def observe(self, uncached_tokens: int, cached_tokens: int, seconds: float) -> None: ...
 
-    def observe(self, x: tuple[float, ...], y: float) -> None:
-        """Take one sample in."""
-        covariance = self._covariance
-        projected = [sum(p * value for p, value in zip(row, x, strict=True)) for row in covariance]
-        denominator = self._forgetting + sum(
-            value * p for value, p in zip(x, projected, strict=True)
-        )
-        gain = [p / denominator for p in projected]
-        error = y - self.predict(x)
-        self.theta = [weight + g * error for weight, g in zip(self.theta, gain, strict=True)]
-        for i, row in enumerate(covariance):
-            for j in range(len(row)):
-                value = (row[j] - gain[i] * projected[j]) / self._forgetting
-                row[j] = max(-_MAX_COVARIANCE, min(_MAX_COVARIANCE, value))
-        self.num_samples += 1
+
+class PrefillPrior(msgspec.Struct, frozen=True):
+    """Seconds; seconds per 1000 computed and per 1000 cached tokens; seconds per million pairs of
+    a computed token and one that it attends to (twice: u^2 + 2uc for u computed after c cached)."""
+
+    base: float = 0.020
+    per_computed: float = 0.5
+    per_cached: float = 0.010
+    per_attended: float = 0.0
+
+
+def prior_of(geometry: Geometry, flops: float = ASSUMED_FLOPS) -> PrefillPrior:
+    """From the operations that a prefill needs (`Geometry.flops`) at `flops` a second."""
+    linear = 2 * geometry.layers * geometry.weights * 1000 / flops
+    attention = ATTENTION * geometry.layers * geometry.hidden * 1e6 / flops
+    loading = geometry.kv_bytes_per_token * 1000 / _LOAD_BYTES_PER_SECOND
+    return PrefillPrior(_OVERHEAD_SECONDS, linear, loading, attention)
 
 
 class PrefillModel:
-    """Seconds that one worker needs for a prompt, by computed and cached tokens."""
+    """Seconds that one worker needs for a prompt; the library's `Predictor`.
 
-    def __init__(self) -> None:
-        self._fit = LinearFit(PREFILL_PRIOR)
+    seconds = base + a u + b c + q (u^2 + 2 u c), u computed after c cached tokens: q is attention,
+    a the weights, b the loading of what is cached. Errors are weighed relative to the time.
+    """
+
+    def __init__(self, prior: PrefillPrior | None = None) -> None:
+        self._start(prior or PrefillPrior())
+        self.calibration = Calibration()
+
+    def _start(self, prior: PrefillPrior) -> None:
+        values = (prior.base, prior.per_computed, prior.per_cached, prior.per_attended)
+        self._prior = prior
+        self._fit = LinearFit(values, _precision(values), non_negative=True)
 
     @property
     def num_samples(self) -> int:
         return self._fit.num_samples
 
+    @property
+    def fitted(self) -> PrefillPrior:
+        """What it has learned, as a prior for a worker that is new."""
+        return PrefillPrior(*self._fit.theta)
+
+    def begin_with(self, prior: PrefillPrior) -> None:
+        """Another prior, as long as nothing was learned."""
+        if not self.num_samples and prior != self._prior:
+            self._start(prior)
+
     def predict(self, uncached_tokens: int, cached_tokens: int) -> float:
         """Never below zero, never falling with more computed tokens."""
-        base, per_uncached, per_cached = self._fit.theta
-        seconds = max(base, 0.0) + max(per_uncached, 0.0) * uncached_tokens / 1000
-        return seconds + max(per_cached, 0.0) * cached_tokens / 1000
+        base, per_computed, per_cached, per_attended = self._fit.theta
+        u, c = uncached_tokens / 1000, cached_tokens / 1000
+        return base + per_computed * u + per_cached * c + per_attended * u * (u + 2 * c)
 
     def observe(self, uncached_tokens: int, cached_tokens: int, seconds: float) -> None:
         """One finished prefill, without the time it waited behind others."""
-        if seconds >= 0:
-            self._fit.observe((1.0, uncached_tokens / 1000, cached_tokens / 1000), seconds)
+        if seconds < 0:
+            return
+        predicted = self.predict(uncached_tokens, cached_tokens)
+        if self.num_samples:
+            self.calibration.observe(predicted, seconds)
+        elif predicted > 0 and seconds > 0:  # the geometry knows the shape, this one how fast
+            self._start(_scaled(self._prior, seconds / predicted))
+        u, c = uncached_tokens / 1000, cached_tokens / 1000
+        weight = 1 / max(seconds, _LEAST_SECONDS)
+        self._fit.observe((1.0, u, c, u * (u + 2 * c)), seconds, weight)
+
+
+def _scaled(prior: PrefillPrior, factor: float) -> PrefillPrior:
+    return PrefillPrior(
+        prior.base * factor,
+        prior.per_computed * factor,
+        prior.per_cached * factor,
+        prior.per_attended * factor,
+    )
+
+
+def _precision(values: tuple[float, ...]) -> tuple[float, ...]:
+    """Samples are weighed by 1 / seconds: a coefficient off by itself counts `_PRIOR_SAMPLES`."""
+    least = 1e-3 * max(values)
+    return tuple(_PRIOR_SAMPLES / max(value, least) ** 2 for value in values)
+
+
+def share_priors(models: Collection[PrefillModel]) -> None:
+    """Workers of one model on alike hosts: one that has shown nothing is taken for the others'
+    median, until its own samples come."""
+    new = [model for model in models if not model.num_samples]
+    if not new:
+        return
+    known = [model.fitted for model in models if model.num_samples]
+    if known:
+        known.sort(key=lambda prior: prior.per_computed)
+        for model in new:
+            model.begin_with(known[len(known) // 2])
 
 
 class DecodeModel:
-    """TBT of one worker over its running requests, and the time from leg 2 to its first byte."""
+    """TBT of one worker over its running requests and their KV tokens, and the time from leg 2 to
+    its first byte."""
 
     def __init__(self) -> None:
-        self._tbt = LinearFit(TBT_PRIOR)
+        self._tbt = LinearFit(TBT_PRIOR, non_negative=True)
         self._handover = Average()
         self._service = Average()
+        self.calibration = Calibration()
 
     @property
     def num_samples(self) -> int:
         return self._tbt.num_samples
 
-    def predict_tbt(self, running: int) -> float:
-        """Seconds between tokens with `running` requests side by side."""
-        base, per_running = self._tbt.theta
-        return max(0.0, base) + max(0.0, per_running) * running
+    def predict_tbt(self, running: int, tokens: int = 0) -> float:
+        """Seconds between tokens with `running` requests of `tokens` KV tokens in all."""
+        base, per_running, per_tokens = self._tbt.theta
+        return base + per_running * running + per_tokens * tokens / 1000
 
-    def observe_tbt(self, running: int, seconds: float) -> None:
-        self._tbt.observe((1.0, float(running)), seconds)
+    def observe_tbt(self, running: int, seconds: float, tokens: int = 0) -> None:
+        if self.num_samples:
+            self.calibration.observe(self.predict_tbt(running, tokens), seconds)
+        weight = 1 / max(seconds, _LEAST_SECONDS)
+        self._tbt.observe((1.0, float(running), tokens / 1000), seconds, weight)
 
     def predict_handover(self) -> float | None:
         return self._handover.value
@@ -112,21 +176,45 @@ class DecodeModel:
         self._service.observe(seconds)
 
 
-@dataclass(slots=True)
-class Average:
-    """Exponentially forgetting mean; None before the first sample."""
+class TransferModel:
+    """Seconds to bring tokens from one node to another, by what such legs took beyond computing."""
 
-    value: float | None = None
-    weight: float = 0.1
+    def __init__(self, base_seconds: float, seconds_per_token: float) -> None:
+        self._fit = LinearFit((base_seconds, seconds_per_token * 1000), non_negative=True)
+        self.calibration = Calibration()
 
-    def observe(self, sample: float) -> None:
-        old = self.value
-        self.value = sample if old is None else old + self.weight * (sample - old)
+    @property
+    def num_samples(self) -> int:
+        return self._fit.num_samples
+
+    @property
+    def is_fitted(self) -> bool:
+        return self.num_samples >= _FEW
+
+    @property
+    def base_seconds(self) -> float:
+        return self._fit.theta[0]
+
+    @property
+    def seconds_per_token(self) -> float:
+        return self._fit.theta[1] / 1000
+
+    def predict(self, tokens: int) -> float:
+        return self.base_seconds + self.seconds_per_token * tokens
+
+    def observe(self, tokens: int, seconds: float) -> None:
+        """One leg's `tokens` from there."""
+        if tokens <= 0 or seconds < 0:
+            return
+        if self.num_samples:
+            self.calibration.observe(self.predict(tokens), seconds)
+        self._fit.observe((1.0, tokens / 1000), seconds, 1 / max(seconds, _LEAST_SECONDS))
 
 
 class _Queued(msgspec.Struct):
     predicted_seconds: float
     started_at: float
+    tokens: int
 
 
 @dataclass(slots=True)
@@ -135,8 +223,8 @@ class PrefillQueue:
 
     _legs: dict[str, _Queued] = field(default_factory=dict)
     _last_end: float = 0.0
+    _predicted: float = 0.0  # sum over the legs
     tokens: int = 0
-    _tokens_of: dict[str, int] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self._legs)
@@ -145,14 +233,16 @@ class PrefillQueue:
         return leg in self._legs
 
     def start(self, leg: str, predicted_seconds: float, tokens: int, now: float) -> None:
-        self._legs[leg] = _Queued(predicted_seconds, now)
-        self._tokens_of[leg] = tokens
+        self._legs[leg] = _Queued(predicted_seconds, now, tokens)
+        self._predicted += predicted_seconds
         self.tokens += tokens
 
     def end(self, leg: str, now: float) -> float:
         """Service seconds of the leg: what it took without waiting for those before it."""
         queued = self._legs.pop(leg)
-        self.tokens -= self._tokens_of.pop(leg)
+        self.tokens -= queued.tokens
+        # Sums of floats drift: begun anew whenever nothing is left.
+        self._predicted = self._predicted - queued.predicted_seconds if self._legs else 0.0
         service = now - max(queued.started_at, self._last_end)
         self._last_end = now
         return max(0.0, service)
@@ -163,5 +253,4 @@ class PrefillQueue:
             return 0.0
         head = next(iter(self._legs.values()))
         progress = min(now - max(head.started_at, self._last_end), head.predicted_seconds)
-        total = sum(leg.predicted_seconds for leg in self._legs.values())
-        return max(0.0, total - max(0.0, progress))
+        return max(0.0, self._predicted - max(0.0, progress))

@@ -1,13 +1,16 @@
 """Which prefill worker and which decode worker take a request."""
 
+import math
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Final, Protocol
 
 import msgspec
 
 from workers.core.numbers import duration
 
-DEFAULT_BALANCING_THRESHOLD = 1.25
+DEFAULT_BALANCING_THRESHOLD: Final = 1.25
+_TBT_STEP: Final = math.log(1.1)
+_LEAST_TBT_SECONDS: Final = 1e-4
 
 
 class PrefillTimes(Protocol):
@@ -34,7 +37,7 @@ class Source(msgspec.Struct, frozen=True):
     costs: Mapping[str, TransferCost]
 
 
-_NO_COSTS: Mapping[str, TransferCost] = {}
+NO_COSTS: Final[Mapping[str, TransferCost]] = {}
 
 
 class PrefillOption(msgspec.Struct, frozen=True, gc=False):
@@ -63,7 +66,11 @@ class PrefillCandidate(msgspec.Struct, frozen=True):
 
 
 class DecodeOption(msgspec.Struct, frozen=True, gc=False):
-    """A decode worker that may take the request."""
+    """A decode worker that may take the request.
+
+    `predicted_tbt_seconds` is with this request, `kv_tokens` without it; `kv_capacity_tokens` None:
+    the engine has not said how many fit.
+    """
 
     worker_id: str
     node_id: str
@@ -71,6 +78,8 @@ class DecodeOption(msgspec.Struct, frozen=True, gc=False):
     cap: int
     predicted_tbt_seconds: float | None = None
     handover_seconds: float = 0.0  # to bring the prompt's KV here from the first prefill choice
+    kv_tokens: int = 0
+    kv_capacity_tokens: int | None = None
 
 
 class DecodeCandidate(msgspec.Struct, frozen=True):
@@ -85,13 +94,14 @@ class DecodeCandidate(msgspec.Struct, frozen=True):
 
 
 class Priced(msgspec.Struct, frozen=True, gc=False):
-    """One option with its terms."""
+    """One option with its terms. `note`: why it stands where it does, if not by its TTFT alone."""
 
     option: PrefillOption
     used_prefix_tokens: int
     transfer_seconds: float
     prefill_seconds: float
     ttft_seconds: float
+    note: str = ""
 
 
 def price(
@@ -104,7 +114,7 @@ def price(
     """R31: fetch the longer prefix only if it is more than `threshold` times the own one."""
     own = min(option.own_prefix_tokens, prompt_tokens)
     used, transfer_seconds = own, 0.0
-    if transfer is not None and _is_far_behind(own, best_prefix_tokens, threshold):
+    if transfer is not None and is_far_behind(own, best_prefix_tokens, threshold):
         used = min(best_prefix_tokens, prompt_tokens)
         transfer_seconds = transfer.seconds(used - own)
     prefill_seconds = option.times.predict(prompt_tokens - used, used)
@@ -119,7 +129,7 @@ def order_by_cost(
     source: Source | None = None,
 ) -> list[Priced]:
     """Cheapest predicted TTFT first; equals by what runs there, then by id."""
-    best, costs = (source.prefix_tokens, source.costs) if source is not None else (0, _NO_COSTS)
+    best, costs = (source.prefix_tokens, source.costs) if source is not None else (0, NO_COSTS)
     priced = [
         price(option, prompt_tokens, best, threshold, costs.get(option.node_id))
         for option in options
@@ -163,12 +173,14 @@ def prefill_candidates(
     ]
 
 
-def order_decode(options: list[DecodeOption]) -> list[DecodeOption]:
-    """Free slots only; the smallest share of its cap in use first, then the nearest to the KV,
-    then the best TBT."""
+def order_decode(options: list[DecodeOption], tokens: int = 0) -> list[DecodeOption]:
+    """Free slots only; those first in whose memory the request's `tokens` fit (prompt and expected
+    output, R36). Of these the least predicted TBT, alike within `_TBT_STEP`; then the smallest
+    share in use, of cap or memory; then the nearest to the KV."""
     free = [option for option in options if option.running < option.cap]
     if len(free) > 1:
-        free.sort(key=_decode_rank)
+        known = all(option.predicted_tbt_seconds is not None for option in free)
+        free.sort(key=lambda option: _decode_rank(option, tokens, by_tbt=known))
     return free
 
 
@@ -187,7 +199,8 @@ def decode_candidates(options: list[DecodeOption], chosen: str) -> list[DecodeCa
     ]
 
 
-def _is_far_behind(own: int, best: int, threshold: float) -> bool:
+def is_far_behind(own: int, best: int, threshold: float) -> bool:
+    """Whether `best` is more than `threshold` times the own prefix."""
     if best <= own:
         return False
     return own == 0 or best / own > threshold
@@ -200,23 +213,34 @@ def _verdict(
         over = priced.ttft_seconds - broken_slo_seconds
         return f"breaks TTFT SLO by {duration(over)}" if over > 0 else "breaks the SLO"
     if priced is winner:
-        return "chosen"
+        return f"chosen: {priced.note}" if priced.note else "chosen"
     if by_turn:
         return "not its turn"
+    if priced.note:
+        return priced.note
     slower = priced.ttft_seconds - winner.ttft_seconds
     terms = {
         "queue": priced.option.queue_seconds - winner.option.queue_seconds,
         "transfer": priced.transfer_seconds - winner.transfer_seconds,
         "prefill": priced.prefill_seconds - winner.prefill_seconds,
     }
+    if slower < 0 and duration(-slower) != duration(0.0):
+        return f"{duration(-slower)} quicker, but at more work"
     if slower <= 0:
         return "equal: more running or a later id"
     return f"{duration(slower)} slower: {max(terms, key=terms.__getitem__)}"
 
 
-def _decode_rank(option: DecodeOption) -> tuple[float, float, float, str]:
-    tbt = option.predicted_tbt_seconds or 0.0
-    return (option.running / option.cap, option.handover_seconds, tbt, option.worker_id)
+def _decode_rank(
+    option: DecodeOption, tokens: int, *, by_tbt: bool
+) -> tuple[bool, int, float, float, str]:
+    share, crowded, capacity = option.running / option.cap, False, option.kv_capacity_tokens
+    if capacity:
+        crowded = option.kv_tokens + tokens > capacity
+        share = max(share, option.kv_tokens / capacity)
+    tbt = (option.predicted_tbt_seconds or 0.0) if by_tbt else 0.0
+    step = round(math.log(max(tbt, _LEAST_TBT_SECONDS)) / _TBT_STEP)
+    return (crowded, step, share, option.handover_seconds, option.worker_id)
 
 
 def _decode_verdict(option: DecodeOption, chosen: str) -> str:
@@ -224,5 +248,8 @@ def _decode_verdict(option: DecodeOption, chosen: str) -> str:
         return "chosen"
     if option.running >= option.cap:
         return f"full: {option.running} of {option.cap} run"
+    capacity = option.kv_capacity_tokens
+    if capacity and option.kv_tokens > 0.9 * capacity:
+        return f"memory: {option.kv_tokens} of {capacity} KV tokens in use"
     word = "busier" if chosen else "free"  # nobody is chosen for a request that is rejected
     return f"{word}: {option.running} of {option.cap} run"

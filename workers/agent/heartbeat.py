@@ -97,7 +97,7 @@ def heartbeat_body(node: Node, reports: list[LegReport], acknowledged: list[str]
     """The REST schema `Heartbeat` as JSON; bytes are hex."""
     document = {
         "incarnation": node.incarnation,
-        "events_endpoint": node.settings.endpoint,
+        "events_endpoint": node.settings.events_endpoint,
         "pool_stats": to_jsonable(node.stats()),
         "leg_reports": [to_jsonable(report) for report in reports],
         "acknowledged_commands": acknowledged,

@@ -66,8 +66,19 @@ class AgentSettings:
 
     @property
     def endpoint(self) -> str:
-        """Where gateways of this host find the agent."""
+        """Where processes of this host find the agent."""
         return f"unix:{self.socket.absolute()}"
+
+    @property
+    def events_endpoint(self) -> str:
+        """Where the control plane and gateways are sent: to the socket, unless the agent listens for
+        other hosts, where there is no such socket."""
+        local = not self.peer_endpoint or is_loopback(self.tcp_host)
+        return self.endpoint if local else self.peer_endpoint
+
+
+def is_loopback(host: str) -> bool:
+    return host in ("127.0.0.1", "::1", "localhost")
 
 
 def parse_tcp(address: str) -> tuple[str, int]:

@@ -10,7 +10,7 @@ import logging
 import msgspec
 
 from workers.agent.rdma import NodeRdma
-from workers.agent.settings import AgentSettings
+from workers.agent.settings import AgentSettings, is_loopback
 from workers.core.blocks import SLOT_HEADER_BYTES, slot_bytes_of
 from workers.core.errors import ConfigError
 from workers.core.messages import Welcome
@@ -195,7 +195,7 @@ def _facts(pool: PoolState, namespaces: dict[bytes, NamespaceSpec]) -> SlabFacts
 def require_secret(settings: AgentSettings) -> None:
     """ConfigError: a network address without a secret would let anybody read the pool."""
     host = settings.tcp_host
-    if settings.secret is None and host and host not in ("127.0.0.1", "::1", "localhost"):
+    if settings.secret is None and host and not is_loopback(host):
         raise ConfigError(
             "tcp", host, "is no loopback address and there is no cluster secret",
             "Give --secret-folder, so that only nodes of this cluster may speak to the agent.",

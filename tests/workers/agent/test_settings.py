@@ -1,0 +1,31 @@
+"""What an agent tells others of where it is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from workers.agent.settings import AgentSettings
+
+SOCKET = "unix:/run/n1.sock"
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "expected"),
+    [
+        ("", 0, SOCKET),
+        ("127.0.0.1", 7710, SOCKET),
+        ("localhost", 7710, SOCKET),
+        ("10.0.0.7", 0, SOCKET),  # a port that nobody knows yet
+        ("10.0.0.7", 7710, "tcp:10.0.0.7:7710"),
+    ],
+)
+def test_gateways_on_other_hosts_are_not_sent_to_a_socket(
+    host: str, port: int, expected: str
+) -> None:
+    settings = AgentSettings(
+        "n1", Path("/run/n1.sock"), "a.slab", 1 << 20, 64, tcp_host=host, tcp_port=port
+    )
+    assert settings.endpoint == SOCKET
+    assert settings.events_endpoint == expected
