@@ -4,7 +4,9 @@
 `{"error": {"message", "type", "param", "code"}}` and not problem+json.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import msgspec
 
@@ -16,6 +18,7 @@ REASONS = {
     503: "Service Unavailable", 504: "Gateway Timeout",
 }  # fmt: skip
 
+_NOTHING: Mapping[str, str] = MappingProxyType({})
 _TYPES = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -41,18 +44,22 @@ class AnswerError(Exception):
     param: str | None = None
     retry_after: int | None = None
     request_id: str = ""  # of the decision record, once there is one
+    leg: str = ""  # that failed, and on which worker
+    worker: str = ""
 
     def __str__(self) -> str:
         return self.message
 
     def body(self) -> bytes:
-        return error_body(self.status, self.message, self.code, self.param)
+        about = {"request_id": self.request_id, "leg": self.leg, "worker": self.worker}
+        return error_body(self.status, self.message, self.code, self.param, about)
 
     def headers(self) -> bytes:
         """Extra header lines."""
         lines = b""
         if self.request_id:
-            lines += b"x-request-id: %b\r\n" % self.request_id.encode()
+            ours = self.request_id.encode()
+            lines += b"x-request-id: %b\r\nx-perilune-request-id: %b\r\n" % (ours, ours)
         if self.retry_after is not None:
             lines += b"retry-after: %d\r\n" % self.retry_after
         if self.status == 401:
@@ -60,17 +67,21 @@ class AnswerError(Exception):
         return lines
 
 
-def error_body(status: int, message: str, code: str, param: str | None = None) -> bytes:
-    """JSON of an error object."""
+def error_body(
+    status: int, message: str, code: str, param: str | None = None,
+    about: Mapping[str, str] = _NOTHING,
+) -> bytes:  # fmt: skip
+    """JSON of an error object; what `about` says of request, leg and worker beside."""
     error = {
         "message": message,
         "type": _TYPES.get(status, "internal_error"),
         "param": param,
         "code": code,
+        **{name: value for name, value in about.items() if value},
     }
     return msgspec.json.encode({"error": error})
 
 
-def error_event(status: int, message: str, code: str) -> bytes:
+def error_event(status: int, message: str, code: str, about: Mapping[str, str] = _NOTHING) -> bytes:
     """The same as one SSE event, for streams that have begun."""
-    return b"data: " + error_body(status, message, code) + b"\n\n"
+    return b"data: " + error_body(status, message, code, None, about) + b"\n\n"

@@ -26,6 +26,7 @@ from controlplane.gateway.bootstraps import Bootstraps
 from controlplane.gateway.cluster import Cluster
 from controlplane.gateway.legs import LegSender
 from controlplane.gateway.metrics import CONTENT_TYPE, Extra, render
+from controlplane.gateway.prober import Prober
 from controlplane.gateway.prompts import Tokenizers, prompt_chars
 from controlplane.gateway.records import Records
 from controlplane.gateway.reports import Reporter
@@ -38,6 +39,7 @@ from controlplane.gateway.static import load_static
 from controlplane.gateway.stats import Stats
 from controlplane.gateway.view import ViewFollower
 from controlplane.gateway.walk import walk
+from controlplane.gateway.watch import Watch, listing_body
 from controlplane.gateway.wire import GatewayStats, View
 from workers.core.errors import ConfigError
 from workers.process import rss_bytes
@@ -45,6 +47,8 @@ from workers.process import rss_bytes
 log = structlog.get_logger(__name__)
 
 HOUSEKEEPING_SECONDS = 0.25
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_DEBUG = b"/debug/requests"
 _GENERATE = {b"/v1/completions": False, b"/v1/chat/completions": True}
 
 
@@ -68,6 +72,8 @@ class Gateway:
             settings, self.cluster, Scheduler(self.cluster), self.stats, self.records,
             sender, self._agents, self._bootstraps, self._staged,
         )  # fmt: skip
+        self._watch = Watch(self._context)
+        self._prober = Prober(self.cluster)
         self._ids = count(1)
         self._id_suffix = secrets.token_hex(6)
         self._id_seed = secrets.randbits(32)
@@ -85,6 +91,7 @@ class Gateway:
             self.cluster.apply(load_static(self.settings.static_view))
         await self.server.start(self.settings.host, self.settings.port)
         self._tasks.append(self._loop.create_task(self._housekeeping()))
+        self._tasks.append(self._loop.create_task(self._prober.run()))
         if self.settings.control_plane:
             self._start_control_plane()
 
@@ -138,7 +145,9 @@ class Gateway:
     async def _housekeeping(self) -> None:
         while True:
             await asyncio.sleep(HOUSEKEEPING_SECONDS)
-            self.records.sweep(monotonic())
+            now = monotonic()
+            self.records.sweep(now)
+            self._watch.scan(now)
             for worker in self.cluster.workers.values():
                 worker.learn()
 
@@ -172,7 +181,7 @@ class Gateway:
         self._get(request, path)
 
     def _get(self, request: Request, path: bytes) -> None:
-        known = {b"/v1/models", b"/health", b"/livez", b"/metrics", *_GENERATE}
+        known = {b"/v1/models", b"/health", b"/livez", b"/metrics", _DEBUG, *_GENERATE}
         if path not in known and not path.startswith(b"/v1/models/"):
             message = f"{path.decode('latin-1')} is not served here; see /v1/models"
             raise AnswerError(404, message, "not_found")
@@ -186,6 +195,9 @@ class Gateway:
             client.respond(status, body)
         elif path == b"/livez":  # this process answers, whatever its workers do
             client.respond(200, b'{"status":"ok"}')
+        elif path == _DEBUG:
+            self._operator(request)
+            client.respond(200, listing_body(self._watch, self.cluster.data_paths()))
         elif path == b"/metrics":
             client.respond(200, render(self.export_stats(), self._extra()), CONTENT_TYPE)
         else:
@@ -220,6 +232,16 @@ class Gateway:
                 return tenant
         message = "missing or unknown API key: send `Authorization: Bearer KEY` with a key of ours"
         raise AnswerError(401, message, "invalid_api_key")
+
+    def _operator(self, request: Request) -> None:
+        """The operator's token; without a control plane nobody has one, and loopback is enough."""
+        token = self.settings.token
+        given = request.headers.get(b"authorization", b"")
+        right = secrets.compare_digest(given, b"Bearer " + token.encode())
+        if right if token else self.settings.host in _LOOPBACK:
+            return
+        message = "for operators: send `Authorization: Bearer TOKEN` with the control plane's token"
+        raise AnswerError(401, message, "operator_token")
 
     def _model(self, body: ClientBody) -> str:
         models, model = self.cluster.models, body.model
@@ -310,6 +332,8 @@ class Gateway:
             retries_decode=stats.retries_decode,
             decode_side_prefills=stats.decode_side_prefills,
             handoff_missing=stats.handoff_missing,
+            stuck=stats.stuck,
+            by_state=self._watch.by_state(),
             staged_released=stats.staged_released,
             staged_left=stats.staged_left,
             view_revision=self.cluster.view.revision,

@@ -4,6 +4,8 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
 
 import msgspec
 import structlog
@@ -12,6 +14,7 @@ from controlplane.core.admission import Slo
 from controlplane.core.health import DataPathHealth
 from controlplane.core.pairing import DecodeSlots, Granted, SlotLimit
 from controlplane.core.prediction import DecodeModel, PrefillModel, PrefillQueue
+from controlplane.core.watching import Bounds
 from controlplane.gateway.paths import Paths
 from controlplane.gateway.settings import Settings
 from controlplane.gateway.stats import Stats
@@ -60,6 +63,7 @@ class Scheduling:
     placement: str = "cost"
     balancing_threshold: float = 1.25
     max_concurrent_per_decode: int = 16
+    bounds: Bounds = field(default_factory=Bounds)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,6 +190,7 @@ class Cluster:
         counters = self.stats.worker(worker_id)
         prefills = len(state.prefill_queue)
         waiting = max(0, prefills - 1)
+        verdict = self.health.verdict(worker_id, monotonic())
         if state.row.role != "prefill":
             waiting += self.slots.waiting(state.row.model)
         return WorkerLoad(
@@ -194,7 +199,23 @@ class Cluster:
             requests_total=counters.requests,
             failures_total=counters.failures,
             queued_tokens=state.prefill_queue.tokens,
+            data_path=verdict.state.value,
+            data_path_note=verdict.note,
         )
+
+    def data_paths(self) -> list[dict[str, Any]]:
+        """What legs meet at each worker, beside the state that the view gives it."""
+        now = monotonic()
+        return [
+            {
+                "id": name, "role": state.row.role, "state": state.row.state,
+                "data_path": (verdict := self.health.verdict(name, now)).state.value,
+                "note": verdict.note, "failures_in_a_row": verdict.failures,
+                "answers_probe": verdict.answers_probe,
+                "connections": state.upstream.num_connections,
+            }
+            for name, state in self.workers.items()
+        ]  # fmt: skip
 
     # --- decode slots ---
 
@@ -267,4 +288,18 @@ def _scheduling(policy: ViewPolicy | None) -> Scheduling:
         placement=spec.get("placement", "cost"),
         balancing_threshold=float(spec.get("balancing_threshold", 1.25)),
         max_concurrent_per_decode=int(spec.get("max_concurrent_per_decode", 16)),
+        bounds=_bounds(spec),
+    )
+
+
+def _bounds(spec: dict[str, Any]) -> Bounds:
+    """How long requests may wait in each state."""
+    usual = Bounds()
+    return Bounds(
+        ends=spec.get("watchdog", "end") == "end",
+        waiting=float(spec.get("max_waiting_s", usual.waiting)),
+        prefilling=float(spec.get("max_prefilling_s", usual.prefilling)),
+        handing_over=float(spec.get("max_handing_over_s", usual.handing_over)),
+        silence=float(spec.get("max_silence_s", usual.silence)),
+        reply=float(spec.get("max_reply_s", usual.reply)),
     )

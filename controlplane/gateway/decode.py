@@ -4,7 +4,7 @@ import asyncio
 from time import monotonic
 
 from controlplane.core.handshake import decode_params as foreign_params
-from controlplane.core.lifecycle import DecodeRetried, DecodeStarted, SlotTaken, State
+from controlplane.core.lifecycle import DecodeRetried, DecodeStarted, SlotTaken
 from controlplane.core.routing import order_decode
 from controlplane.gateway.answers import error_event
 from controlplane.gateway.bodies import KvParams, decode_leg, ours
@@ -35,6 +35,9 @@ async def decode(run: Running, prefilled: PrefillReply) -> None:
     """Answers the client. Raises `AnswerError` when no decode worker could, `ClientFault`."""
     num_blocks = _blocks(run, prefilled)
     tried: set[str] = set()
+    worker = run.context.cluster.workers.get(run.life.slot_worker)
+    if worker is None or not run.may_send(worker):
+        _move(run, {run.life.slot_worker})  # else the one that it was given is tried all the same
     while True:
         name = run.life.slot_worker
         staged, run.staged = run.staged, None  # an engine that has the leg frees it, come what may
@@ -46,7 +49,7 @@ async def decode(run: Running, prefilled: PrefillReply) -> None:
             tried.add(name)
             run.leg_failed("decode", name, error)
             if len(tried) > run.context.settings.limits.max_retries or not _move(run, tried):
-                raise unreachable_answer("decode", name, run.asked.request_id, error) from error
+                raise unreachable_answer("decode", name, run.asked, error) from error
             run.context.stats.retries_decode += 1
         else:
             return
@@ -71,7 +74,7 @@ def _move(run: Running, tried: set[str]) -> bool:
     if not free:
         return False
     worker_id = free[0].worker_id
-    if run.life.state is State.DECODING:
+    if run.life.is_decoding:
         run.step(_DECODE_RETRIED)
     run.context.cluster.slots.take(run.asked.request_id, worker_id)
     run.step(SlotTaken(worker_id))
@@ -84,12 +87,15 @@ async def _try(run: Running, worker_id: str, num_blocks: int, prefilled: Prefill
     worker = context.cluster.workers.get(worker_id)
     if worker is None:
         raise LegError("has left the cluster", 503, unreachable=True)
+    if worker.row.model != asked.model:
+        raise LegError(f"serves model {worker.row.model} now", 503, unreachable=False)
     body = decode_leg(asked.body, _params(run, worker, num_blocks, prefilled), asked.salt)
     head = leg_head(asked.request_id, "d", asked.request.headers)
     run.step(_DECODE_STARTED)
     run.decision.emulated |= worker.row.engine == "emulated"
     context.stats.worker(worker.row.id).requests += 1
-    run.outcome.decode_sent_at = monotonic()
+    now = run.outcome.decode_sent_at = monotonic()
+    context.cluster.health.started(worker.row.id, now)
     if run.record is not None and context.agents.follows(worker.row.node_id):
         run.record.expected.add("decode")
         run.record.has_agent = True
@@ -171,6 +177,8 @@ async def _stream(
         reply.abort()
         if relay.finished:  # the client had everything and hung up
             _streamed(run, worker, relay)
+        elif run.cause is not None:
+            _broken(run, worker, relay, str(run.cause))
         raise
     if not relay.is_done:
         _broken(run, worker, relay, "the stream ended without [DONE]")
@@ -196,8 +204,9 @@ def _broken(run: Running, worker: WorkerState, relay: Relay, cause: str) -> None
     """A cut after the first byte: said in the stream, never a silent clean end (A28)."""
     name, request_id = worker.row.id, run.asked.request_id
     message = f"the decode leg of request {request_id} broke off on worker {name}: {cause}"
-    relay.fail(error_event(502, message, "decode_leg_failed"))
-    unreachable = "connection" in cause
+    about = {"request_id": request_id, "leg": "decode", "worker": name}
+    relay.fail(error_event(502, message, "decode_leg_failed", about))
+    unreachable = "connection" in cause or "hangs" in cause
     run.leg_failed("decode", name, LegError(cause, 502, unreachable=unreachable))
     read_first_byte(run.decision, run.outcome, relay)
     run.decision.retries -= 1  # this one is not tried again

@@ -5,12 +5,14 @@ from typing import Any, Literal
 import msgspec
 
 from controlplane.gateway.answers import AnswerError
+from controlplane.gateway.asked import Asked
 from controlplane.gateway.cluster import WorkerState
 from controlplane.gateway.settings import Settings
 from controlplane.gateway.upstream import Reply, UpstreamError
 
 PassedHeaders = bytes
 _PASS_TO_CLIENT = (b"retry-after", b"x-perilune-emulated")
+_STATUS = {"timeout": 504, "hung": 504, "connect": 503}
 _PASS_TO_WORKER = (b"traceparent", b"tracestate")
 _decode = msgspec.json.Decoder().decode
 
@@ -73,7 +75,10 @@ class LegSender:
         """Leg 2 of a plain request: kept until it is complete, so that it can be retried."""
         seconds = self._timeouts.whole_reply
         reply = await self._send(worker, path, head, body, seconds)
-        return await self._whole(worker, reply, seconds)
+        answer = await self._whole(worker, reply, seconds)
+        if not answer.body:
+            raise LegError("answered 200 with nothing", 502, unreachable=False)
+        return answer
 
     async def decode_stream(
         self, worker: WorkerState, path: bytes, head: bytes, body: bytes
@@ -98,6 +103,8 @@ class LegSender:
             raise _leg_error(error) from error
         if not first:
             raise LegError("ended the stream before its first byte", 502, unreachable=False)
+        if first.startswith(b"data: [DONE]"):
+            raise LegError("ended the stream without content", 502, unreachable=False)
         if first.startswith(b'data: {"error"'):
             cause = first[6:300].decode(errors="replace")
             raise LegError(f"failed: {cause}", 502, unreachable=False)
@@ -158,8 +165,9 @@ def leg_head(request_id: str, leg: Literal["p", "d"], client: dict[bytes, bytes]
 
 
 def _leg_error(error: UpstreamError) -> LegError:
-    status = 504 if error.kind == "timeout" else 502
-    return LegError(str(error), status, unreachable=error.kind in ("connect", "reset"))
+    status = _STATUS.get(error.kind, 502)
+    unreachable = error.kind in ("connect", "reset", "hung")
+    return LegError(str(error), status, unreachable=unreachable)
 
 
 class _Ours(msgspec.Struct):
@@ -218,7 +226,10 @@ def _message(body: bytes) -> str:
         return body[:200].decode(errors="replace")
 
 
-def unreachable_answer(leg: str, worker_id: str, request_id: str, error: LegError) -> AnswerError:
+def unreachable_answer(leg: str, worker_id: str, asked: Asked, error: LegError) -> AnswerError:
     """What the client reads when a leg failed everywhere."""
-    message = f"the {leg} leg of request {request_id} failed on worker {worker_id}: {error}"
-    return AnswerError(error.status, message, f"{leg}_leg_failed")
+    message = f"the {leg} leg of request {asked.request_id} failed on worker {worker_id}: {error}"
+    if error.status != 503:
+        return AnswerError(error.status, message, f"{leg}_leg_failed")
+    message += f"; no other {leg} worker of model {asked.model} takes requests now"
+    return AnswerError(503, message, f"{leg}_leg_failed", retry_after=1)

@@ -50,6 +50,8 @@ STAGED_RELEASED = _counter(
     "staged_released", "KV at foreign prefill workers, freed by a decode leg."
 )
 STAGED_LEFT = _counter("staged_left", "KV at foreign prefill workers, left to their own timer.")
+STUCK = _counter("stuck_requests", "Requests that waited beyond their state's bound.", "state")
+BY_STATE = _gauge("requests_by_state", "Requests being served, by where they are.", "state")
 IN_FLIGHT = _gauge("in_flight", "Requests being served.")
 INDEX_BLOCKS = _gauge("index_blocks", "Entries of the prefix index.")
 VIEW_REVISION = _gauge("view_revision", "Revision of the cluster view in use.")
@@ -60,6 +62,7 @@ WAITING = _gauge("worker_waiting", "Legs that wait for a worker.", "worker")
 QUEUED_TOKENS = _gauge("worker_queued_tokens", "Prompt tokens in flight on a worker.", "worker")
 WORKER_REQUESTS = _counter("worker_requests", "Legs sent to a worker.", "worker")
 WORKER_FAILURES = _counter("worker_failures", "Legs that failed on a worker.", "worker")
+EJECTED = _gauge("worker_ejected", "1 while a worker gets no legs but trials.", "worker")
 TTFT = _histogram("time_to_first_token", "From a stream's request to its first byte back.")
 TBT = _histogram("inter_token_latency", "Between two pieces of a stream.")
 QUEUE = _histogram("queue", "Waiting for a decode slot.")
@@ -78,6 +81,8 @@ class Extra:
     handoff_missing: int
     staged_released: int
     staged_left: int
+    stuck: dict[str, int]
+    by_state: dict[str, int]
     view_revision: int
     decisions_buffered: int
 
@@ -90,6 +95,9 @@ def render(stats: GatewayStats, extra: Extra) -> bytes:
     lines += _head(RETRIES)
     lines.append(f'{RETRIES.name}{{leg="prefill"}} {extra.retries_prefill}')
     lines.append(f'{RETRIES.name}{{leg="decode"}} {extra.retries_decode}')
+    for states, values in ((STUCK, extra.stuck), (BY_STATE, extra.by_state)):
+        lines += _head(states)
+        lines += [f'{states.name}{{state="{state}"}} {n}' for state, n in values.items()]
     lines += _workers(stats)
     for series, histogram in ((TTFT, stats.ttft), (TBT, stats.tbt), (QUEUE, stats.queue)):
         lines += [*_head(series), *_buckets(series.name, histogram)]
@@ -123,6 +131,9 @@ def _plain(stats: GatewayStats, extra: Extra) -> list[tuple[Series, int]]:
 
 
 def _workers(stats: GatewayStats) -> Iterable[str]:
+    yield from _head(EJECTED)
+    for worker_id, load in sorted(stats.workers.items()):
+        yield f'{EJECTED.name}{{worker="{_escaped(worker_id)}"}} {int(load.data_path != "ok")}'
     rows = [
         (RUNNING, "running"),
         (WAITING, "waiting"),

@@ -22,7 +22,7 @@ async def prefill(run: Running) -> PrefillReply:
     tries = 1 + run.context.settings.limits.max_retries
     for priced in run.plan.prefill[:tries]:
         worker = run.context.cluster.workers.get(priced.option.worker_id)
-        if worker is None:
+        if worker is None or not run.may_send(worker):
             continue
         if worker.row.id == run.life.slot_worker:
             return _NO_PREFILL  # one worker does both in one leg
@@ -41,6 +41,7 @@ async def _try(run: Running, worker: WorkerState, priced: Priced) -> PrefillRepl
     tokens = asked.num_tokens or 0
     worker.prefill_queue.start(asked.request_id, priced.prefill_seconds, tokens, now)
     run.step(PrefillStarted(worker.row.id))
+    context.cluster.health.started(worker.row.id, now)
     run.decision.prefill_worker = worker.row.id
     run.decision.emulated |= worker.row.engine == "emulated"
     context.stats.worker(worker.row.id).requests += 1

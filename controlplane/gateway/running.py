@@ -1,6 +1,6 @@
 """A running request: what it asks, holds and has shown. Every way out goes through `step`."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import monotonic
 from typing import Literal
 
@@ -17,14 +17,15 @@ from controlplane.core.lifecycle import (
     Lifecycle,
     Rejected,
     ReleasePins,
+    State,
 )
 from controlplane.gateway.agents import Agents
 from controlplane.gateway.answers import AnswerError
 from controlplane.gateway.asked import Asked
 from controlplane.gateway.bodies import KvParams
 from controlplane.gateway.bootstraps import Bootstraps
-from controlplane.gateway.cluster import Cluster
-from controlplane.gateway.legs import LegError, LegSender, WorkerAnswer
+from controlplane.gateway.cluster import Cluster, WorkerState
+from controlplane.gateway.legs import ClientFault, LegError, LegSender, WorkerAnswer
 from controlplane.gateway.outcome import Outcome
 from controlplane.gateway.records import Records
 from controlplane.gateway.results import new_decision
@@ -34,6 +35,8 @@ from controlplane.gateway.staged import StagedReleases
 from controlplane.gateway.stats import Stats
 
 _REJECTED, _FINISHED, _FAILED, _CLIENT_LEFT = Rejected(), Finished(), Failed(), ClientLeft()
+
+_COMPLETE = ("finished_stop", "finished_length")
 
 
 @dataclass(slots=True)
@@ -49,14 +52,15 @@ class Context:
     agents: Agents
     bootstraps: Bootstraps
     staged: StagedReleases
+    running: "dict[str, Running]" = field(default_factory=dict)  # by request id, oldest first
 
 
 class Running:
     """Planned when it is made. `step` once more at the end releases what is held."""
 
     __slots__ = (
-        "asked", "context", "decision", "life", "outcome", "plan", "record", "service_seconds",
-        "staged",
+        "asked", "cause", "context", "decision", "failed_worker", "life", "outcome", "plan",
+        "record", "service_seconds", "staged", "stuck_in", "stuck_since",
     )  # fmt: skip
 
     def __init__(self, context: Context, asked: Asked) -> None:
@@ -64,6 +68,10 @@ class Running:
         self.asked = asked
         self.life = Lifecycle()
         self.outcome = Outcome(asked.request.received_at)
+        self.cause: AnswerError | ClientFault | None = None  # of an `interrupt`
+        self.failed_worker = ""  # of the last leg that failed
+        self.stuck_in: State | None = None
+        self.stuck_since: float | None = None
         self.service_seconds = 0.0  # of the prefill leg, without its wait behind others
         self.staged: KvParams | None = None  # at a foreign prefill worker, until decode takes it
         now = monotonic()
@@ -73,6 +81,14 @@ class Running:
         self.decision = new_decision(asked, self.plan, gateway_id, planned_at)
         admitted = self.plan.admission.admitted
         self.record = context.records.begin(self.decision) if admitted else None
+
+    def may_send(self, worker: WorkerState) -> bool:
+        """As of now: it was planned with a while ago, and may drain, fail or serve another model."""
+        row, cluster = worker.row, self.context.cluster
+        if row.model != self.asked.model:
+            self.context.stats.model_mismatch += 1
+            return False
+        return row.state == "ready" and not cluster.health.is_paused(row.id, monotonic())
 
     # --- ends ---
 
@@ -97,6 +113,8 @@ class Running:
             return
         self.context.stats.failed += 1
         decision = self.decision
+        if decision.failed_leg and not error.leg:
+            error.leg, error.worker = decision.failed_leg, self.failed_worker
         decision.status, decision.http_status = "failed", error.status
         decision.error = error.message
         self.step(_FAILED)
@@ -111,6 +129,7 @@ class Running:
         """A 4xx of the engine: unchanged to the client, no failure of a worker (I7)."""
         decision = self.decision
         self.context.stats.client_errors += 1
+        self._no_verdict()
         decision.status, decision.http_status = "failed", answer.status
         decision.error = answer.body[:300].decode(errors="replace")
         client = self.asked.request.connection
@@ -123,7 +142,20 @@ class Running:
         if self.life.state not in ENDS:
             self.context.stats.cancelled += 1
             self.decision.status = "cancelled"
+            self._no_verdict()
         self.step(_CLIENT_LEFT)
+
+    def _no_verdict(self) -> None:
+        """Ended by its client's doing: it has shown nothing of its workers."""
+        health = self.context.cluster.health
+        health.no_verdict(self.decision.prefill_worker)
+        health.no_verdict(self.decision.decode_worker)
+
+    def interrupt(self, cause: AnswerError | ClientFault) -> None:
+        """End it from outside its own task; `cause` is what its client is told."""
+        if self.cause is None and self.life.state not in ENDS:
+            self.cause = cause
+            self.asked.request.connection.cancel()
 
     def ensure_ended(self) -> None:
         """Cleans up after a bug."""
@@ -134,7 +166,9 @@ class Running:
         """Counted against the worker; the record says which leg."""
         self.context.stats.worker(name).failures += 1
         now = monotonic()
-        self.context.cluster.health.failed(name, now, unreachable=error.unreachable)
+        health = self.context.cluster.health
+        health.failed(name, now, unreachable=error.unreachable, error=str(error))
+        self.failed_worker = name
         self.decision.failed_leg = leg
         self.decision.retries += 1
         self.decision.error = f"{leg} leg on {name}: {error}"
@@ -156,7 +190,8 @@ class Running:
             case FreeSlot():
                 context.cluster.free_slot(request_id)
             case ReleasePins():
-                context.agents.release(request_id, again=self.decision.status == "cancelled")
+                again = self.decision.status not in _COMPLETE  # a leg may still be ending
+                context.agents.release(request_id, again=again)
                 if self.staged is not None:
                     taker = context.cluster.workers.get(self.decision.decode_worker)
                     context.staged.release(taker, self.asked, self.staged)
@@ -172,6 +207,6 @@ class Running:
         if outcome.slot_at:
             self.context.stats.queue.observe(outcome.slot_at - outcome.planned_at)
         decision.phases = outcome.phases(self.plan, self.service_seconds)
-        if decision.status not in ("finished_stop", "finished_length"):
+        if decision.status not in _COMPLETE:
             self.record.expected.clear()
         self.context.records.end(self.record, now)

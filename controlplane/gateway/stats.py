@@ -72,6 +72,7 @@ class Stats:
     staged_released: int = 0
     staged_left: int = 0
     model_mismatch: int = 0
+    stuck: dict[str, int] = field(default_factory=dict)  # by state
     ttft: LatencyHistogram = field(default_factory=LatencyHistogram)
     tbt: LatencyHistogram = field(default_factory=LatencyHistogram)
     queue: LatencyHistogram = field(default_factory=LatencyHistogram)

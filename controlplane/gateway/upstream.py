@@ -6,6 +6,7 @@ UpstreamError       the worker did not answer as it must; `kind` says how
     timeout         no head, or no next piece, in time
     protocol        no HTTP
     too_large       a whole reply over the bound
+    hung            it took the connection, but answers nothing, not even a probe
 """
 
 import asyncio
@@ -26,7 +27,7 @@ TICK_SECONDS = 0.1
 _BUFFER_BYTES = 256 * 1024
 """Body bytes taken in before a reader is attached; then reading pauses."""
 
-Kind = Literal["connect", "reset", "timeout", "protocol", "too_large"]
+Kind = Literal["connect", "reset", "timeout", "protocol", "too_large", "hung"]
 
 
 class UpstreamError(PeriluneError):
@@ -43,7 +44,7 @@ class Reply:
     __slots__ = (
         "_buffered", "_connection", "_error", "_full", "_held", "_paused", "_pieces", "_sink",
         "_waiter", "_waiting_for", "complete", "deadline", "head_complete", "headers",
-        "last_byte_at", "patience", "splice", "status",
+        "last_byte_at", "patience", "splice", "status", "waiting_since",
     )  # fmt: skip
 
     def __init__(self, connection: "_Connection") -> None:
@@ -60,6 +61,7 @@ class Reply:
         self._waiter: asyncio.Future[None] | None = None
         self._waiting_for = ""
         self.patience = 0.0  # seconds that the present wait may last
+        self.waiting_since = 0.0
         self.deadline = 0.0
         self.last_byte_at = 0.0
         self.splice: Callable[[bytes], bool] | None = None
@@ -168,7 +170,8 @@ class Reply:
         connection = self._connection
         waiter = self._waiter = connection.loop.create_future()
         self._waiting_for, self.patience = what, seconds
-        self.deadline = monotonic() + seconds
+        now = self.waiting_since = monotonic()
+        self.deadline = now + seconds
         connection.pool.watch(self)
         try:
             await waiter
@@ -358,6 +361,22 @@ class Upstream:
         self._closed = True
         for connection in list(self._all):
             connection.abort()
+
+    def is_silent(self, now: float, seconds: float) -> bool:
+        """Whether something is waited for, and nothing has come for so long."""
+        silent = False
+        for reply in self._waiting:
+            if now - reply.last_byte_at < seconds:
+                return False
+            silent |= now - reply.waiting_since >= seconds
+        return silent
+
+    def fail_waiting(self, error: UpstreamError) -> int:
+        """End all waits; how many."""
+        waiting = list(self._waiting)
+        for reply in waiting:
+            reply.fail(error)
+        return len(waiting)
 
     def give_back(self, connection: _Connection, *, keep: bool) -> None:
         if not keep or self._closed or len(self._idle) >= MAX_IDLE:

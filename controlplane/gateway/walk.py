@@ -3,7 +3,7 @@
 import asyncio
 from time import monotonic
 
-from controlplane.core.lifecycle import SlotTaken
+from controlplane.core.lifecycle import ENDS, SlotTaken
 from controlplane.gateway.answers import AnswerError
 from controlplane.gateway.asked import Asked
 from controlplane.gateway.decode import decode
@@ -17,6 +17,7 @@ async def walk(context: Context, asked: Asked) -> None:
     run = Running(context, asked)
     stats = context.stats
     stats.in_flight += 1
+    context.running[asked.request_id] = run
     try:
         _admit(run)
         await _take_slot(run)
@@ -27,11 +28,28 @@ async def walk(context: Context, asked: Asked) -> None:
     except ClientFault as fault:
         run.refused_by_engine(fault.answer)
     except asyncio.CancelledError:
-        run.client_left()
-        raise
+        if run.cause is None:
+            run.client_left()
+            raise
+        _interrupted(run, run.cause)
     finally:
         stats.in_flight -= 1
         run.ensure_ended()
+        context.running.pop(asked.request_id, None)
+
+
+def _interrupted(run: Running, cause: AnswerError | ClientFault) -> None:
+    """Ended from outside: its client is told why, unless a stream has said so already."""
+    task = asyncio.current_task()
+    if task is not None:
+        task.uncancel()
+    if run.life.state in ENDS:
+        return
+    if isinstance(cause, ClientFault):
+        run.refused_by_engine(cause.answer)
+        return
+    run.fail(cause)
+    raise cause
 
 
 def _admit(run: Running) -> None:
