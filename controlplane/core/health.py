@@ -16,8 +16,8 @@ FAILED_SHARE = 0.5
 """Of `MIN_OUTCOMES` or more in the window: one that fails every other request is ejected too."""
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
-TRIAL_SECONDS = 30.0
-"""A trial that has said nothing by then makes way for another."""
+TRIAL_SECONDS = 2.0
+"""A trial that has said nothing by then makes way for another: a long reply is no verdict."""
 
 
 class DataPath(StrEnum):
