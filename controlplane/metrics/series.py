@@ -88,7 +88,7 @@ POOL = (
     _node("starved_by_pins_total", "counter", "attempts", "Evictions that found only pinned blocks."),
     _node("corrupt_total", "counter", "blocks", "Reads that failed verification."),
     _node("leases_expired_total", "counter", "leases", "Leases that ran out instead of being released."),
-    _node("moved_bytes_total", "counter", "bytes", "Bytes moved between nodes (shared memory is not moved)."),
+    _node("moved_bytes_total", "counter", "bytes", "Bytes that the node pulled from or pushed to other nodes, over any transport; what workers hand over within its slab is not moved."),
     _node("evicted_wanted_again_total", "counter", "blocks", "Blocks wanted soon after their eviction."),
     SeriesSpec("pool_evicted_blocks_total", "counter", ("node", "cause"), "blocks", "Blocks that left the pool, by cause."),
     SeriesSpec("pool_shm_bytes_total", "counter", ("node", "pair"), "bytes", "Bytes stored by the first worker and loaded by the second, through shared memory."),

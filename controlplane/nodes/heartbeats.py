@@ -22,10 +22,13 @@ async def take_heartbeat(plane: Plane, node_id: str, body: Heartbeat) -> Heartbe
     plane.stats.collector.prefill_legs(node_id, legs)
     await _persist(plane, node_id, body, legs)
     policy = plane.policies.active["cache", DEFAULT_SCOPE]
+    transfer = plane.policies.active["transfer", DEFAULT_SCOPE]
     return HeartbeatReply(
         commands=plane.commands.for_node(node_id),
         cache_policy_revision=policy.revision,
         cache_policy=policy.spec,
+        transfer_policy_revision=transfer.revision,
+        transfer_policy=transfer.spec,
     )
 
 

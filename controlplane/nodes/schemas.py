@@ -55,6 +55,8 @@ class HeartbeatReply(Schema):
     commands: list[dict[str, str]] = []  # WorkerCommand as JSON
     cache_policy_revision: int = 0
     cache_policy: dict[str, object] = {}
+    transfer_policy_revision: int = 0
+    transfer_policy: dict[str, object] = {}
 
 
 class NodeList(Page):

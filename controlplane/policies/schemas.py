@@ -144,7 +144,7 @@ class AdmissionSpec(Schema):
     hit_share: Annotated[float, Field(ge=0.05, le=0.95)] = 0.5
     hit_min_share: Annotated[float, Field(ge=0.01, le=1)] = 0.5
     max_waiting: Annotated[int, Field(ge=0, le=100_000)] = 512
-    max_wait_s: Annotated[float, Field(ge=0.1, le=600)] = 120
+    max_wait_s: Annotated[float, Field(ge=0.1, le=600)] = 60
     probe_share: Annotated[float, Field(ge=0, le=0.5)] = 0.05
 
     @field_validator("priorities")
@@ -167,7 +167,7 @@ class AdmissionSpec(Schema):
 
 PairName = Annotated[str, Field(pattern=PAIR_PATTERN)]
 Seconds = Annotated[float, Field(ge=0.05, le=600)]
-Gbps = Annotated[float | None, Field(ge=0.001, le=100_000)]
+Gbps = Annotated[float | None, Field(ge=0.0001, le=100_000)]
 
 
 class TransferSpec(Schema):

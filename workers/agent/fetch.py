@@ -42,7 +42,6 @@ from workers.core.transfer_messages import Fetch, HolderRef
 from workers.core.transfer_types import Piece, Priority, TransferRequest, TransferResult
 from workers.transfer.engine import TransferEngine
 
-FETCH_SECONDS: Final = 10.0
 STOP_SECONDS: Final = 5.0
 LOCATE_SECONDS: Final = 1.0
 PROMOTE_SECONDS: Final = 2.0
@@ -155,7 +154,8 @@ class Fetcher:
             return
         self.counts["fetches"] += 1
         pool.never_expires(owner)
-        job = _Job(body, owner, client, wanted, now + FETCH_SECONDS)
+        deadline = now + self._transfers.policy.fetch_seconds
+        job = _Job(body, owner, client, wanted, deadline)
         task = asyncio.get_running_loop().create_task(self._run(pool, engine, job))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -230,6 +230,7 @@ class Fetcher:
             TransferRequest(
                 f"{job.owner}.{index}", job.body.holder.node_id, tuple(batch), job.deadline,
                 Priority(job.body.urgency), incarnation=incarnation,
+                piece_bytes=self._transfers.policy.piece_bytes,
             )
             for index, batch in enumerate(batches)
         ]  # fmt: skip

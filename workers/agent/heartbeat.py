@@ -16,6 +16,7 @@ import msgspec
 from workers.agent.cache_policy import CachePolicy
 from workers.agent.node import Node
 from workers.core.messages import LegReport, WorkerCommand
+from workers.core.transfer_policy import TransferPolicy
 
 TIMEOUT_SECONDS: Final = 2.0
 MAX_BACKOFF_SECONDS: Final = 5.0
@@ -31,6 +32,8 @@ class HeartbeatReply(msgspec.Struct, frozen=True):
     commands: list[WorkerCommand] = []
     cache_policy_revision: int = 0
     cache_policy: CachePolicy = CachePolicy()
+    transfer_policy_revision: int = 0
+    transfer_policy: dict[str, Any] = {}
 
 
 class Heartbeat:
@@ -44,6 +47,7 @@ class Heartbeat:
         )
         self._failures = 0
         self._told = ""
+        self._told_of_transfers = ""
 
     async def run(self) -> None:
         async with httpx2.AsyncClient(timeout=TIMEOUT_SECONDS, trust_env=False) as client:
@@ -77,9 +81,23 @@ class Heartbeat:
         _drop_sent(node, reports, acknowledged)
         node.take_commands(reply.commands)
         node.apply_cache_policy(reply.cache_policy, reply.cache_policy_revision)
+        self._apply_transfers(reply)
         if node.host.policy_error and node.host.policy_error != self._told:
             _log.error("cache_policy_left_out %s", node.host.policy_error)
         self._told = node.host.policy_error
+
+    def _apply_transfers(self, reply: HeartbeatReply) -> None:
+        """One that this release cannot read changes nothing here."""
+        revision, problem = reply.transfer_policy_revision, ""
+        try:
+            policy = msgspec.convert(reply.transfer_policy, TransferPolicy)
+        except msgspec.ValidationError as error:
+            problem = f"revision={revision} error={error}"
+            if problem != self._told_of_transfers:
+                _log.error("transfer_policy_left_out %s", problem)
+        else:
+            self._node.transfers.apply(policy, revision)
+        self._told_of_transfers = problem
 
     def _note_failure(self, error: str) -> None:
         self._failures += 1

@@ -164,7 +164,9 @@ class PoolStats(msgspec.Struct, tag=True, frozen=True):
     leases_expired_total: int = 0
     endpoint: str = ""  # where other nodes' agents reach this one; "" = nowhere
     transfers: TransferStats = TransferStats()
-    moved_bytes_total: int = 0  # between nodes; shared memory is not moved
+    # Pulled from or pushed to other nodes by this one, over any transport. What its workers hand to one
+    # another in the slab is not moved: `shm_bytes_by_pair`.
+    moved_bytes_total: int = 0
     shm_bytes_by_pair: dict[str, int] = {}  # "p1>d1": bytes stored by p1 and loaded by d1
     shm_seconds_by_pair: dict[str, float] = {}
     evicted_wanted_again_total: int = 0

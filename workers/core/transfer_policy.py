@@ -21,7 +21,7 @@ MAX_OVERRIDES: Final = 1000
 PAIR_PATTERN: Final = r"^[^>\s]{1,128}>[^>\s]{1,128}$"
 Pair = Annotated[str, Meta(pattern=PAIR_PATTERN)]
 Seconds = Annotated[float, Meta(ge=0.05, le=600)]
-Gbps = Annotated[float, Meta(ge=0.001, le=100_000)]
+Gbps = Annotated[float, Meta(ge=0.0001, le=100_000)]
 _BYTES_PER_GBPS: Final = 1e9 / 8
 _MIB: Final = 1 << 20
 

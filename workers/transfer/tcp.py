@@ -10,6 +10,7 @@ import socket
 import ssl
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from itertools import islice
 from typing import Final
 
 from workers.core.errors import ProtocolError, RefusedError
@@ -34,7 +35,7 @@ POLL_BYTES: Final = 4 << 20
 
 
 class TcpTransport(Transport):
-    """`parallelism`: connections to a peer. `buffer_bytes`: of each socket, 0 lets the kernel grow
+    """`parallelism`: connections to a peer; may be set anew at any time. `buffer_bytes`: of each socket, 0 lets the kernel grow
     them, which long fat links need."""
 
     name = "tcp"
@@ -136,6 +137,9 @@ class TcpEndpoint(Endpoint):
     # --- moving -----------------------------------------------------------------------------
 
     def _move(self) -> None:
+        if self._opened:
+            for _ in range(len(self._wires), self._transport.parallelism):
+                self._connect()
         ready = dict(self._epoll.poll(0))
         for fd, found in list(self._wires.items()):
             if fd in ready or found.lane.stream.buffered():
@@ -162,9 +166,9 @@ class TcpEndpoint(Endpoint):
             self._report.opened = OpenedBy(accepted.depth, lane.initiator.incarnation)
 
     def _post_batch(self, batch: Sequence[Op]) -> None:
+        lanes = (entry for entry in self._wires.items() if entry[1].lane.open)
         fd, found = min(
-            (entry for entry in self._wires.items() if entry[1].lane.open),
-            key=lambda entry: entry[1].lane.load_bytes,
+            islice(lanes, self._transport.parallelism), key=lambda entry: entry[1].lane.load_bytes
         )
         found.lane.post(batch, self._report)
         found.lane.flush()

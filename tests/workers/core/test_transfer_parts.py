@@ -163,7 +163,7 @@ class TestLedger:
         ledger.record(self.result(9.0), 0.0)
         for number in range(10):
             ledger.record(self.result(number / 10), RECENT_SECONDS + 1.0 + number)
-        (pair,) = ledger.report({("b", "a", "tcp", Priority.FIRST_TOKEN): 2})
+        (pair,) = ledger.report({("b", "a", "tcp", Priority.FIRST_TOKEN, Direction.PULL): 2})
         assert pair.slowest[0].timing.total == pytest.approx(0.9)
         assert len(pair.slowest) == SLOWEST
         assert pair.in_flight == 2
