@@ -1,6 +1,9 @@
 """Token ids of a request's prompts, for routing only: the legs carry the client's own fields."""
 
+import asyncio
 import json
+from array import array
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -11,70 +14,167 @@ from tokenizers import Tokenizer
 
 from controlplane.gateway.bodies import ClientBody
 from controlplane.gateway.chat_template import ChatTemplate, UnsupportedPromptError
+from controlplane.gateway.segments import PROBE, WHOLE_TEXTS, Segmenter
+from controlplane.gateway.token_cache import DEFAULT_BYTES, TokenCache
 from workers.core.errors import ConfigError
 
 log = structlog.get_logger(__name__)
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token",
             "mask_token")  # fmt: skip
+_NO_TOKENS = (array("i"), array("i"))
 _UNKNOWN_LENGTH = ("truncate_prompt_tokens", "prompt_embeds", "chat_template")
 
 
-class PromptTokenizer:
-    """One model's tokenizer and chat template, from a local folder."""
+class Prompt:
+    """One prompt in pieces that are tokenised apart; `head` and `tail` are the special tokens that
+    the tokenizer puts around a text."""
 
-    def __init__(self, folder: Path) -> None:
+    __slots__ = ("head", "pieces", "tail", "text")
+
+    def __init__(
+        self, text: str, pieces: list[str], head: "array[int]", tail: "array[int]"
+    ) -> None:
+        self.text = text
+        self.pieces = pieces
+        self.head = head
+        self.tail = tail
+
+
+Prepared = list[Prompt | list[int]]
+"""Of each prompt of a request; one that came as token ids stays as it is."""
+
+
+class PromptTokenizer:
+    """One model's tokenizer and chat template, from a local folder. Ids are cached by piece.
+
+    `prepare` and `finish` are of the event loop's thread; what is `missing` may be encoded in any.
+    """
+
+    def __init__(self, folder: Path, cache: TokenCache | None = None, tag: int = 0) -> None:
         """Raises OSError or ValueError when the folder has no usable tokenizer."""
+        file = folder / "tokenizer.json"
         try:
-            self._tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+            content = file.read_bytes()
+            self._tokenizer: Tokenizer = Tokenizer.from_buffer(content)
         except OSError:
             raise
         except Exception as error:  # the library raises bare Exception for bad files
-            raise ValueError(f"{folder / 'tokenizer.json'}: {error}") from None
+            raise ValueError(f"{file}: {error}") from None
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._template = _load_template(folder)
+        self._cache = TokenCache() if cache is None else cache
+        self._tag = tag
+        self._around = self._special_tokens()
+        self._segmenter = self._checked(Segmenter(json.loads(content)))
 
     def tokens(self, body: ClientBody) -> list[list[int]] | None:
         """Token ids of each prompt; None where we cannot know them (the engine will judge)."""
+        prepared = self.prepare(body)
+        if prepared is None:
+            return None
+        missing = self.missing(prepared)
+        self.learn(missing, self.encode_pieces(missing))
+        return [list(tokens) for tokens in self.finish(prepared)]
+
+    # --- in steps, so that the costly one may run elsewhere ---
+
+    def prepare(self, body: ClientBody) -> Prepared | None:
+        """Rendered and cut, but not tokenised."""
         fields = body.fields
         if any(fields.get(name) is not None for name in _UNKNOWN_LENGTH):
             return None
         try:
-            if body.chat:
-                return self._chat(fields)
-            return self._completion(fields)
+            return self._chat(fields) if body.chat else self._completion(fields)
         except (UnsupportedPromptError, jinja2.TemplateError):
             return None
         except (KeyError, TypeError, AttributeError, ValueError, IndexError):
             return None  # a malformed body: the engine's error is the client's answer
 
+    def missing(self, prepared: Prepared) -> list[str]:
+        """Pieces whose ids are not cached, each once."""
+        get, tag = self._cache.get, self._tag
+        pieces = (p for prompt in prepared if isinstance(prompt, Prompt) for p in prompt.pieces)
+        return [piece for piece in dict.fromkeys(pieces) if get(tag, piece) is None]
+
+    def encode_pieces(self, pieces: list[str]) -> "list[array[int]]":
+        """The costly step: about 0.4 ms a thousand characters. Touches no cache."""
+        return [array("i", self.encode(piece, add_special_tokens=False)) for piece in pieces]
+
+    def learn(self, pieces: list[str], tokens: "list[array[int]]") -> None:
+        for piece, ids in zip(pieces, tokens, strict=True):
+            self._cache.put(self._tag, piece, ids)
+
+    def finish(self, prepared: Prepared) -> list[Sequence[int]]:
+        """Ids of each prompt. What is not cached (any more) is encoded now."""
+        return [self._joined(p) if isinstance(p, Prompt) else p for p in prepared]
+
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         ids: list[int] = self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
-    def _chat(self, fields: dict[str, Any]) -> list[list[int]] | None:
+    def _joined(self, prompt: Prompt) -> "array[int]":
+        joined = array("i", prompt.head)
+        for piece in prompt.pieces:
+            ids = self._cache.get(self._tag, piece)
+            joined.extend(self.encode_pieces([piece])[0] if ids is None else ids)
+        joined.extend(prompt.tail)
+        return joined
+
+    # --- from a body's fields to pieces ---
+
+    def _chat(self, fields: dict[str, Any]) -> Prepared | None:
         if self._template is None:
             return None
         text = self._template.render(fields)
         # The template has written BOS already where the model wants one.
-        special = fields.get("add_special_tokens", False)
-        return [self.encode(text, add_special_tokens=special)]
+        return [self._prompt(text, fields.get("add_special_tokens", False))]
 
-    def _completion(self, fields: dict[str, Any]) -> list[list[int]] | None:
+    def _completion(self, fields: dict[str, Any]) -> Prepared | None:
         prompt = fields.get("prompt")
         special = fields.get("add_special_tokens", True)
         if isinstance(prompt, str):
-            return [self.encode(prompt, add_special_tokens=special)]
+            return [self._prompt(prompt, special)]
         if not isinstance(prompt, list) or not prompt:
             return None
         if all(type(item) is int for item in prompt):
             return [prompt]
         if all(isinstance(item, str) for item in prompt):
-            return [self.encode(text, add_special_tokens=special) for text in prompt]
+            return [self._prompt(text, special) for text in prompt]
         if all(isinstance(item, list) and all(type(t) is int for t in item) for item in prompt):
-            return prompt
+            return list(prompt)
         return None
+
+    def _prompt(self, text: str, special: object) -> Prompt:
+        head, tail = self._around if special else _NO_TOKENS
+        return Prompt(text, self._segmenter.segments(text), head, tail)
+
+    # --- what is found out when it is loaded ---
+
+    def _special_tokens(self) -> "tuple[array[int], array[int]]":
+        """What the post-processor puts before and after a text. Raises ValueError."""
+        found: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
+        for text in ("a", "harbour 12"):
+            plain = self.encode(text, add_special_tokens=False)
+            whole = self.encode(text, add_special_tokens=True)
+            start = next((i for i in range(len(whole)) if whole[i : i + len(plain)] == plain), None)
+            if start is None:
+                raise ValueError("its post-processor does more than to put tokens around a text")
+            found.add((tuple(whole[:start]), tuple(whole[start + len(plain) :])))
+        if len(found) != 1:
+            raise ValueError("its post-processor puts different tokens around different texts")
+        head, tail = found.pop()
+        return array("i", head), array("i", tail)
+
+    def _checked(self, segmenter: Segmenter) -> Segmenter:
+        """Tried on a text of many kinds; one that fails is not used (whole texts are, then)."""
+        pieces = segmenter.segments(PROBE)
+        joined = [t for ids in self.encode_pieces(pieces) for t in ids]
+        if joined == self.encode(PROBE, add_special_tokens=False):
+            return segmenter
+        log.warning("tokenizer_not_cut", effect="token ids are cached by whole text only")
+        return Segmenter(WHOLE_TEXTS)
 
 
 def prompt_chars(fields: dict[str, Any]) -> int:
@@ -95,10 +195,16 @@ def prompt_chars(fields: dict[str, Any]) -> int:
 
 
 class Tokenizers:
-    """Tokenizers by model path, loaded once each, in a thread. `close` ends the thread."""
+    """Tokenizers by model path, loaded once each, in a thread. `close` ends the thread.
 
-    def __init__(self) -> None:
+    Long texts are encoded there, too, up to a bound of characters that wait.
+    """
+
+    def __init__(self, cache_bytes: int = DEFAULT_BYTES) -> None:
         self._by_path: dict[str, PromptTokenizer | None] = {}
+        self._tags: dict[str, int] = {}
+        self.cache = TokenCache(cache_bytes)
+        self.pending_chars = 0
         self.thread = ThreadPoolExecutor(1, thread_name_prefix="tokenise")
 
     def get(self, path: str) -> PromptTokenizer | None:
@@ -110,7 +216,8 @@ class Tokenizers:
         if not path or self._by_path.get(path) is not None:
             return
         try:
-            self._by_path[path] = PromptTokenizer(Path(path))
+            tag = self._tags.setdefault(path, len(self._tags))
+            self._by_path[path] = PromptTokenizer(Path(path), self.cache, tag)
         except (OSError, ValueError, ConfigError) as error:
             self._by_path[path] = None
             log.warning("no_tokenizer", path=path, error=str(error), effect="no prefix routing")
@@ -119,6 +226,37 @@ class Tokenizers:
         """Forget models that left."""
         for gone in self._by_path.keys() - paths:
             del self._by_path[gone]
+            self.cache.forget(self._tags.get(gone, -1))
+
+    async def tokens(
+        self, tokenizer: PromptTokenizer, body: ClientBody, inline_chars: int, max_chars: int
+    ) -> list[Sequence[int]] | None:
+        """Ids of each prompt. What is not cached is encoded in the thread from `inline_chars` on.
+
+        None: they cannot be known, or more than `max_chars` characters would wait for the thread.
+        """
+        prepared = tokenizer.prepare(body)
+        if prepared is None:
+            return None
+        missing = tokenizer.missing(prepared)
+        if not missing:
+            return tokenizer.finish(prepared)
+        chars = sum(map(len, missing))
+        if chars <= inline_chars:
+            encoded = tokenizer.encode_pieces(missing)
+        elif self.pending_chars + chars > max_chars:
+            return None
+        else:
+            self.pending_chars += chars
+            loop = asyncio.get_running_loop()
+            job = loop.run_in_executor(self.thread, tokenizer.encode_pieces, missing)
+            job.add_done_callback(lambda _: self._encoded(chars))
+            encoded = await asyncio.shield(job)
+        tokenizer.learn(missing, encoded)
+        return tokenizer.finish(prepared)
+
+    def _encoded(self, chars: int) -> None:
+        self.pending_chars -= chars
 
     def close(self) -> None:
         self.thread.shutdown(wait=False, cancel_futures=True)
