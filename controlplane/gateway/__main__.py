@@ -21,7 +21,9 @@ log = structlog.get_logger(__name__)
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="perilune gateway", description="The OpenAI-compatible front of the cluster.")
+    parser = argparse.ArgumentParser(
+        prog="perilune gateway", description="The OpenAI-compatible front of the cluster."
+    )
     add = parser.add_argument
     add("--id", default="gw-1", help="unique among the gateways of a cluster")
     add("--host", default="127.0.0.1")
@@ -34,6 +36,8 @@ def _parser() -> argparse.ArgumentParser:
         help="a model's tokenizer folder, where no control plane says; repeatable")  # fmt: skip
     add("--static", default="", metavar="FILE",
         help="workers in TOML (or a ClusterView in JSON), without a control plane; SIGHUP rereads it")  # fmt: skip
+    add("--otlp-endpoint", default="", metavar="URL",
+        help="send spans to this OpenTelemetry collector, e.g. http://127.0.0.1:4318")  # fmt: skip
     add("--max-body-bytes", type=int, default=Limits().max_body_bytes)
     add("--prefill-timeout", type=float, default=Timeouts().prefill, metavar="SECONDS")
     add("--first-byte-timeout", type=float, default=Timeouts().first_byte, metavar="SECONDS")
@@ -57,11 +61,12 @@ def settings_from(argv: list[str]) -> tuple[Settings, str]:
         gateway_id=args.id,
         host=args.host,
         port=args.port,
-        control_plane=_control_plane(args.control_plane),
+        control_plane=_http_url("--control-plane", args.control_plane, "http://127.0.0.1:7700"),
         token=_token(args.token_file),
         agents=tuple(args.agent),
         models=models,
         static_view=args.static,
+        otlp_endpoint=_http_url("--otlp-endpoint", args.otlp_endpoint, "http://127.0.0.1:4318"),
         limits=Limits(max_body_bytes=args.max_body_bytes),
         timeouts=Timeouts(
             prefill=args.prefill_timeout,
@@ -88,13 +93,12 @@ def _check_numbers(args: argparse.Namespace) -> None:
             raise ConfigError(option, value, problem, "Choose one in range.")
 
 
-def _control_plane(url: str) -> str:
+def _http_url(option: str, url: str, example: str) -> str:
     try:
         if url:
             check_url(url)
     except ValueError:
-        way_out = "Write it as http://127.0.0.1:7700."
-        raise ConfigError("--control-plane", url, "is no http address", way_out) from None
+        raise ConfigError(option, url, "is no http address", f"Write it as {example}.") from None
     return url
 
 

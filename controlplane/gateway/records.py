@@ -4,6 +4,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable
 
 from controlplane.gateway.stats import Stats
+from controlplane.gateway.tracing import Trace
 from controlplane.gateway.wire import Decision, Leg
 from workers.core.messages import LegReport
 
@@ -22,7 +23,7 @@ class Joining:
 
     __slots__ = (
         "decision", "due", "expected", "finished_at", "has_agent", "on_prefill_leg",
-        "sent",
+        "sent", "trace",
     )  # fmt: skip
 
     def __init__(self, decision: Decision) -> None:
@@ -33,6 +34,7 @@ class Joining:
         self.sent = False
         self.has_agent = False  # reports may come, even late
         self.on_prefill_leg: Callable[[Leg], None] | None = None
+        self.trace: Trace | None = None
 
 
 class Records:
@@ -44,6 +46,7 @@ class Records:
         self._buffer: deque[Decision] = deque()
         self._unannounced: dict[str, Joining] = {}
         self.on_news: Callable[[], None] = lambda: None
+        self.on_traced: Callable[[Trace, Decision], None] = lambda _trace, _decision: None
 
     @property
     def num_buffered(self) -> int:
@@ -126,6 +129,8 @@ class Records:
     def _send(self, entry: Joining) -> None:
         if not entry.sent and entry.finished_at is not None:
             self._count(entry.decision)
+            if entry.trace is not None:
+                self.on_traced(entry.trace, entry.decision)
         entry.sent = True
         self._unannounced.pop(entry.decision.request_id, None)
         self._put(entry.decision)

@@ -45,6 +45,7 @@ class Settings:
     agents: tuple[str, ...] = ()  # followed besides those of the view
     models: dict[str, str] = field(default_factory=dict)  # name -> path, without a control plane
     static_view: str = ""  # file with a ClusterView
+    otlp_endpoint: str = ""  # URL of an OpenTelemetry collector (HTTP); empty: no spans
     inline_tokenise_chars: int = 32_768  # longer prompts are tokenised in a thread
     limits: Limits = field(default_factory=Limits)
     timeouts: Timeouts = field(default_factory=Timeouts)
