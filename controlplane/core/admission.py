@@ -42,7 +42,7 @@ class AdmissionRules:
     default_priority: str = DEFAULT_PRIORITY
     probe_share: float = 0.05
     hit_min_share: float = 0.5
-    max_wait_seconds: float = 120.0
+    max_wait_seconds: float = 60.0
     queue: QueueRules = field(default_factory=QueueRules)
 
     def standing(self, tenant: str, asked: str, allowed: str) -> Standing:

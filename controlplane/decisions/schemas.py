@@ -66,6 +66,20 @@ class Leg(Schema):
     observed: Literal["layer", "stage"] = "stage"
 
 
+class Verdict(Schema):
+    """What admission predicted of a request that it rejected, or let in as a probe: the value at
+    the SLO's percentile and its limit, and what was measured of a probe. `gate` says what turned it
+    away: a prediction (ttft, tbt), a full queue, or a wait in it up to the SLO's deadline."""
+
+    gate: Literal["", "ttft", "tbt", "queue_full", "deadline"]
+    predicted_seconds: float
+    limit_seconds: float
+    percentile: float = 0.0
+    probe: bool = False
+    measured_seconds: float | None = None
+    met: bool | None = None  # null: not known
+
+
 class Decision(Schema):
     """One request. A running one is sent again, whole, when it ends: the later record wins."""
 
@@ -102,6 +116,9 @@ class Decision(Schema):
     phases: list[Phase] = []
     prefill_leg: Leg | None = None
     decode_leg: Leg | None = None
+    priority: str = ""  # class by which it waited
+    dispatch_wait_seconds: float | None = None  # for its turn at the prefill worker; null: none
+    admission: Verdict | None = None  # null where the prediction kept the SLO
 
 
 class DecisionList(Page):

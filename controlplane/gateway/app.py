@@ -11,6 +11,7 @@ from urllib.parse import unquote
 import msgspec
 import structlog
 
+from controlplane.gateway.admission import read_priority
 from controlplane.gateway.agents import Agents
 from controlplane.gateway.answers import AnswerError
 from controlplane.gateway.api_client import ApiClient
@@ -37,16 +38,18 @@ from controlplane.gateway.settings import Settings
 from controlplane.gateway.staged import StagedReleases
 from controlplane.gateway.static import load_static
 from controlplane.gateway.stats import Stats
+from controlplane.gateway.tracing import Tracing, trace_of
 from controlplane.gateway.view import ViewFollower
 from controlplane.gateway.walk import walk
 from controlplane.gateway.watch import Watch, listing_body
-from controlplane.gateway.wire import GatewayStats, View
+from controlplane.gateway.wire import GatewayStats, View, ViewKey
 from workers.core.errors import ConfigError
 from workers.process import rss_bytes
 
 log = structlog.get_logger(__name__)
 
 HOUSEKEEPING_SECONDS = 0.25
+_ANYBODY = ViewKey("", DEFAULT_TENANT, "*")
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _DEBUG = b"/debug/requests"
 _GENERATE = {b"/v1/completions": False, b"/v1/chat/completions": True}
@@ -60,6 +63,10 @@ class Gateway:
         self.stats = Stats()
         self.cluster = Cluster(settings, self.stats)
         self.records = Records(self.stats)
+        self._tracing: Tracing | None = None
+        if settings.otlp_endpoint:
+            self._tracing = Tracing(settings.otlp_endpoint, settings.gateway_id)
+            self.records.on_traced = self._tracing.ended
         self.tokenizers = Tokenizers()
         self._loop = asyncio.get_running_loop()
         self.server = Server(self.handle, settings.limits, settings.timeouts)
@@ -123,6 +130,8 @@ class Gateway:
             self._client.close()
         self.cluster.close()
         self.tokenizers.close()
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
         await asyncio.sleep(0)
 
     @property
@@ -201,13 +210,14 @@ class Gateway:
         elif path == b"/metrics":
             client.respond(200, render(self.export_stats(), self._extra()), CONTENT_TYPE)
         else:
-            self._tenant(request)
+            self._key(request)
             client.respond(200, self._models(unquote(path[11:].decode("latin-1"))))
 
     # --- understanding a request ---
 
     async def _understand(self, request: Request, *, chat: bool) -> Asked:
-        tenant = self._tenant(request)
+        key = self._key(request)
+        tenant = key.tenant
         body = parse(request.body, chat=chat)
         model = self._model(body)
         if tenant != DEFAULT_TENANT and has_illegal_salt(body.fields.get("cache_salt")):
@@ -219,17 +229,23 @@ class Gateway:
         # An odd factor makes neighbours differ in the eight characters that consoles show.
         number = (self._id_seed + next(self._ids) * 0x9E3779B1) & 0xFFFFFFFF
         request_id = f"{number:08x}{self._id_suffix}"
-        return Asked(request, request_id, body, model, tenant, salt, prompts)
+        rules = self.cluster.policies(model).admission
+        standing = rules.standing(tenant, read_priority(request.headers), key.max_priority)
+        asked = Asked(request, request_id, body, model, tenant, salt, prompts, standing)
+        if self._tracing is not None:
+            asked.trace = trace_of(request.headers.get(b"traceparent", b""))
+            request.headers[b"traceparent"] = asked.trace.traceparent
+        return asked
 
-    def _tenant(self, request: Request) -> str:
-        tenants = self.cluster.tenants
-        if not tenants:
-            return DEFAULT_TENANT
+    def _key(self, request: Request) -> ViewKey:
+        keys = self.cluster.keys
+        if not keys:
+            return _ANYBODY
         scheme, _, key = request.headers.get(b"authorization", b"").partition(b" ")
         if scheme.lower() == b"bearer":
-            tenant = tenants.get(hashlib.sha256(key.strip()).hexdigest())
-            if tenant is not None:
-                return tenant
+            known = keys.get(hashlib.sha256(key.strip()).hexdigest())
+            if known is not None:
+                return known
         message = "missing or unknown API key: send `Authorization: Bearer KEY` with a key of ours"
         raise AnswerError(401, message, "invalid_api_key")
 
@@ -291,6 +307,7 @@ class Gateway:
             "control_plane": "none" if follower is None
             else "connected" if follower.connected else "lost",
             "agents": self._agents.num_subscribed,
+            "modes": self.cluster.modes,
         }  # fmt: skip
         return (200 if serves else 503), msgspec.json.encode(body)
 

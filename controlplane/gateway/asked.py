@@ -4,6 +4,7 @@ from typing import Literal
 
 import msgspec
 
+from controlplane.core.admission import Standing
 from controlplane.gateway.bodies import (
     DEFAULT_TENANT,
     ClientBody,
@@ -13,6 +14,7 @@ from controlplane.gateway.bodies import (
     session_of,
 )
 from controlplane.gateway.server import Request
+from controlplane.gateway.tracing import Trace
 
 MAX_ECHOED_ID = 200
 """Bytes of a client's own request id; a longer one comes back as ours."""
@@ -28,6 +30,8 @@ class Asked(msgspec.Struct):
     tenant: str
     salt: str | None
     prompts: list[list[int]] | None
+    standing: Standing = Standing()
+    trace: Trace | None = None
 
     @property
     def num_tokens(self) -> int | None:

@@ -3,23 +3,33 @@
 import asyncio
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from random import Random
 from time import monotonic
 from typing import Any
 
 import msgspec
 import structlog
 
-from controlplane.core.admission import Slo
+from controlplane.core.admission import AdmissionRules, Slo, Standing
 from controlplane.core.health import DataPathHealth
 from controlplane.core.pairing import DecodeSlots, Granted, SlotLimit
 from controlplane.core.prediction import DecodeModel, PrefillModel, PrefillQueue
 from controlplane.core.watching import Bounds
+from controlplane.gateway.admission import Desk, rules_of, slo_of
+from controlplane.gateway.dispatch import Dispatch
 from controlplane.gateway.paths import Paths
 from controlplane.gateway.settings import Settings
 from controlplane.gateway.stats import Stats
 from controlplane.gateway.upstream import Upstream, check_url
-from controlplane.gateway.wire import View, ViewModel, ViewPolicy, ViewWorker, WorkerLoad
+from controlplane.gateway.wire import (
+    View,
+    ViewKey,
+    ViewModel,
+    ViewPolicy,
+    ViewWorker,
+    WorkerLoad,
+)
 from workers.core.prefix_index import PrefixIndex
 
 log = structlog.get_logger(__name__)
@@ -73,6 +83,18 @@ class Policies:
     slo: Slo = field(default_factory=Slo)
     scheduling: Scheduling = field(default_factory=Scheduling)
     revisions: dict[str, int] = field(default_factory=dict)
+    admission: AdmissionRules = field(default_factory=AdmissionRules)
+    scoped: dict[str, "Policies"] = field(default_factory=dict)  # by slo scope
+
+    def of(self, standing: Standing) -> "Policies":
+        """With the slo policy of its tenant or class, where there is one."""
+        if not self.scoped:
+            return self
+        tenant, priority = f"tenant:{standing.tenant}", f"priority:{standing.priority}"
+        for scope in (f"{tenant}+{priority}", tenant, priority):
+            if scope in self.scoped:
+                return self.scoped[scope]
+        return self
 
 
 class Cluster:
@@ -86,7 +108,9 @@ class Cluster:
         self.has_view = False
         self.workers: dict[str, WorkerState] = {}
         self.models: dict[str, ViewModel] = {}
-        self.tenants: dict[str, str] = {}  # key's sha256 -> tenant
+        self.keys: dict[str, ViewKey] = {}  # by sha256
+        self.desk = Desk(stats, Random())  # noqa: S311 - draws probes, no secrets
+        self.dispatch = Dispatch()
         self.index = PrefixIndex()
         self.health = DataPathHealth()
         self.slots = DecodeSlots(settings.limits.max_waiting)
@@ -94,6 +118,7 @@ class Cluster:
         self._policies: dict[str, Policies] = {}
         self._waiters: dict[str, asyncio.Future[str]] = {}  # request -> granted worker
         self._bad_url = ""  # said last
+        self.modes: dict[str, str] = {}  # model -> how its requests run
         self.on_view: list[Callable[[View], None]] = []
 
     # --- views ---
@@ -110,9 +135,10 @@ class Cluster:
             self.models.setdefault(
                 worker.model, ViewModel(worker.model, self.model_paths.get(worker.model, ""))
             )
-        self.tenants = {key.key_sha256: key.tenant for key in view.client_keys}
+        self.keys = {key.key_sha256: key for key in view.client_keys}
         self._policies = {model: _policies_of(model, view.policies) for model in self.models}
         self._apply_limits()
+        self._apply_modes()
         for callback in self.on_view:
             callback(view)
 
@@ -147,6 +173,13 @@ class Cluster:
         for gone in self.stats.workers.keys() - known:
             del self.stats.workers[gone]
 
+    def _apply_modes(self) -> None:
+        """By the roles of the workers alone, however the gateway was started (A50)."""
+        modes = {model: _mode(model, self.view.workers) for model in sorted(self.models)}
+        for model in modes.keys() - {m for m in modes if self.modes.get(m) == modes[m]}:
+            log.info("serving_mode", model=model, mode=modes[model])
+        self.modes = modes
+
     def _apply_limits(self) -> None:
         limits = {
             row.id: SlotLimit(row.model, self.decode_cap(row) if row.state == "ready" else 0)
@@ -154,6 +187,11 @@ class Cluster:
             if row.role != "prefill"
         }
         self._granted(self.slots.set_limits(limits))
+        self.dispatch.apply({
+            row.id: self.policies(row.model).admission.queue
+            for row in self.view.workers
+            if row.role != "decode" and row.state == "ready"
+        })  # fmt: skip
 
     # --- reading ---
 
@@ -189,7 +227,7 @@ class Cluster:
     def _load(self, worker_id: str, state: WorkerState) -> WorkerLoad:
         counters = self.stats.worker(worker_id)
         prefills = len(state.prefill_queue)
-        waiting = max(0, prefills - 1)
+        waiting = max(0, prefills - 1) + self.dispatch.waiting(worker_id)
         verdict = self.health.verdict(worker_id, monotonic())
         if state.row.role != "prefill":
             waiting += self.slots.waiting(state.row.model)
@@ -264,20 +302,22 @@ def _policies_of(model: str, active: list[ViewPolicy]) -> Policies:
         is_specific = policy.scope == model
         if is_specific or (policy.scope == DEFAULT_SCOPE and policy.kind not in chosen):
             chosen[policy.kind] = policy
-    revisions = {f"{p.kind}/{p.scope}": p.revision for p in chosen.values()}
-    return Policies(_slo(chosen.get("slo")), _scheduling(chosen.get("scheduling")), revisions)
-
-
-def _slo(policy: ViewPolicy | None) -> Slo:
-    if policy is None:
-        return Slo()
-    spec = policy.spec
-    return Slo(
-        mode=spec.get("mode", "observe"),
-        max_ttft_seconds=spec.get("max_ttft_ms", 10_000) / 1000,
-        max_tbt_seconds=spec.get("max_tbt_ms", 500) / 1000,
-        retry_after_max_seconds=int(spec.get("retry_after_max_s", 30)),
+    slo, admission = chosen.get("slo"), chosen.get("admission")
+    policies = Policies(
+        slo_of(slo.spec if slo is not None else {}),
+        _scheduling(chosen.get("scheduling")),
+        {f"{p.kind}/{p.scope}": p.revision for p in chosen.values()},
+        rules_of(admission.spec if admission is not None else {}),
     )
+    scoped = [p for p in active if p.kind == "slo" and ":" in p.scope]
+    return replace(policies, scoped={p.scope: _with_slo(policies, p) for p in scoped})
+
+
+def _with_slo(policies: Policies, policy: ViewPolicy) -> Policies:
+    """The same for a tenant or class with an slo policy of its own."""
+    kept = {name: n for name, n in policies.revisions.items() if not name.startswith("slo/")}
+    revisions = {f"slo/{policy.scope}": policy.revision, **kept}
+    return replace(policies, slo=slo_of(policy.spec), revisions=revisions)
 
 
 def _scheduling(policy: ViewPolicy | None) -> Scheduling:
@@ -303,3 +343,12 @@ def _bounds(spec: dict[str, Any]) -> Bounds:
         silence=float(spec.get("max_silence_s", usual.silence)),
         reply=float(spec.get("max_reply_s", usual.reply)),
     )
+
+
+def _mode(model: str, rows: list[ViewWorker]) -> str:
+    roles = {row.role for row in rows if row.model == model}
+    if "prefill" in roles and roles & {"decode", "both"}:
+        return "prefill and decode apart"
+    if "both" in roles:
+        return "one worker a request" if "decode" not in roles else "prefill and decode apart"
+    return "decode alone" if roles else "no workers"

@@ -196,7 +196,10 @@ def _streamed(run: Running, worker: WorkerState, relay: Relay) -> None:
     if len(relay.gaps) >= MIN_GAPS:
         running = run.context.cluster.slots.running(worker.row.id)
         worker.decoded(running, sum(relay.gaps) / len(relay.gaps))
-    count_slo(run.plan.policies.slo, decision, run.context.stats)
+    plan, slo = run.plan, run.plan.policies.slo
+    count_slo(slo, decision, run.context.stats)
+    desk = run.context.cluster.desk
+    desk.ended(slo, plan.standing, decision, plan.predicted_tbt_seconds, monotonic())
     run.finish()
 
 

@@ -73,9 +73,10 @@ class Dispatch:
             if granted:
                 self._grant(granted)
 
-    def holds(self, request_id: str) -> bool:
-        """Whether the request has a turn, or waits for one."""
-        return request_id in self._where
+    def holds(self, request_id: str, worker_id: str) -> bool:
+        """Whether the request has its turn at this worker."""
+        queue = self._where.get(request_id)
+        return queue is not None and queue is self._queues.get(worker_id)
 
     def ahead_seconds(self, worker_id: str, leg: QueuedLeg) -> float:
         """Predicted seconds of the legs that would go before this one."""

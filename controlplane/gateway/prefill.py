@@ -6,6 +6,7 @@ from controlplane.core.handshake import is_handoff_missing, owes_release
 from controlplane.core.handshake import prefill_params as foreign_params
 from controlplane.core.lifecycle import PrefillEnded, PrefillStarted
 from controlplane.core.routing import Priced
+from controlplane.gateway import turns
 from controlplane.gateway.bodies import KvParams, ours, prefill_leg
 from controlplane.gateway.cluster import WorkerState
 from controlplane.gateway.legs import LegError, PrefillReply, leg_head
@@ -25,6 +26,7 @@ async def prefill(run: Running) -> PrefillReply:
         if worker is None or not run.may_send(worker):
             continue
         if worker.row.id == run.life.slot_worker:
+            run.context.cluster.dispatch.leave(run.asked.request_id)
             return _NO_PREFILL  # one worker does both in one leg
         reply = await _try(run, worker, priced)
         if reply is not None:
@@ -35,6 +37,9 @@ async def prefill(run: Running) -> PrefillReply:
 async def _try(run: Running, worker: WorkerState, priced: Priced) -> PrefillReply | None:
     """None: another worker may still serve."""
     asked, context = run.asked, run.context
+    has_turn = context.cluster.dispatch.holds(asked.request_id, worker.row.id)
+    if not has_turn and not await turns.again(run, priced):
+        return None
     body = prefill_leg(asked.body, _params(run, worker, priced), asked.salt)
     head = leg_head(asked.request_id, "p", asked.request.headers)
     now = monotonic()
@@ -99,6 +104,7 @@ def _served(run: Running, worker: WorkerState, reply: PrefillReply) -> None:
 
 def _on_decode_side(run: Running) -> PrefillReply:
     """No prefill worker could serve: decode loads what its node holds, computes the rest."""
+    run.context.cluster.dispatch.leave(run.asked.request_id)
     run.context.stats.decode_side_prefills += 1
     run.outcome.decode_side = True
     worker = run.context.cluster.workers.get(run.life.slot_worker)

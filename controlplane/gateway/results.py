@@ -2,8 +2,9 @@
 
 from datetime import UTC, datetime, timedelta
 
-from controlplane.core.admission import Slo
+from controlplane.core.admission import Slo, keeps_slo
 from controlplane.core.routing import decode_candidates, prefill_candidates
+from controlplane.gateway.admission import verdict_of
 from controlplane.gateway.asked import Asked
 from controlplane.gateway.outcome import Outcome
 from controlplane.gateway.relay import Relay
@@ -41,6 +42,8 @@ def new_decision(asked: Asked, plan: Plan, gateway_id: str, planned_at: float) -
         ),
         decode_candidates=decode_candidates(plan.decode, first),
         predicted_ttft_seconds=plan.predicted_ttft_seconds,
+        priority=plan.standing.priority,
+        admission=verdict_of(plan.admission, plan.policies.slo),
     )
 
 
@@ -91,10 +94,7 @@ def count_slo(slo: Slo, decision: Decision, stats: Stats) -> None:
     """Attainment is of streams: a plain reply has no first token to time."""
     if slo.mode == "off" or decision.ttft_seconds is None:
         return
-    met = decision.ttft_seconds <= slo.max_ttft_seconds and (
-        decision.tbt_p95_seconds is None or decision.tbt_p95_seconds <= slo.max_tbt_seconds
-    )
-    if met:
+    if keeps_slo(slo, decision.ttft_seconds, decision.tbt_p95_seconds):
         stats.slo_met += 1
     else:
         stats.slo_missed += 1

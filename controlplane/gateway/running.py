@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Literal
 
+from controlplane.core.admission import Gate
 from controlplane.core.lifecycle import (
     ENDS,
     ClientLeft,
@@ -19,6 +20,7 @@ from controlplane.core.lifecycle import (
     ReleasePins,
     State,
 )
+from controlplane.gateway.admission import shed_verdict
 from controlplane.gateway.agents import Agents
 from controlplane.gateway.answers import AnswerError
 from controlplane.gateway.asked import Asked
@@ -75,12 +77,16 @@ class Running:
         self.service_seconds = 0.0  # of the prefill leg, without its wait behind others
         self.staged: KvParams | None = None  # at a foreign prefill worker, until decode takes it
         now = monotonic()
-        self.plan: Plan = context.scheduler.plan(asked.model, asked.prompts, asked.salt, now)
+        self.plan: Plan = context.scheduler.plan(
+            asked.model, asked.prompts, asked.salt, now, asked.standing
+        )
         planned_at = self.outcome.planned_at = monotonic()
         gateway_id = context.settings.gateway_id
         self.decision = new_decision(asked, self.plan, gateway_id, planned_at)
         admitted = self.plan.admission.admitted
         self.record = context.records.begin(self.decision) if admitted else None
+        if self.record is not None and asked.trace is not None:
+            self.record.trace = asked.trace
 
     def may_send(self, worker: WorkerState) -> bool:
         """As of now: it was planned with a while ago, and may drain, fail or serve another model."""
@@ -100,6 +106,18 @@ class Running:
         decision.status, decision.http_status = "rejected", error.status
         decision.error, decision.retry_after_seconds = admission.reason, error.retry_after
         self.context.records.once(decision)
+
+    def shed(self, error: AnswerError, gate: Gate) -> None:
+        """Admitted, and turned away while it waited for its turn at prefill."""
+        error.request_id = self.asked.request_id
+        stats, plan, decision = self.context.stats, self.plan, self.decision
+        stats.rejected += 1
+        stats.shed += 1
+        decision.status, decision.http_status = "rejected", error.status
+        decision.error, decision.retry_after_seconds = error.message, error.retry_after
+        predicted = plan.predicted_ttft_seconds or 0.0
+        decision.admission = shed_verdict(gate, predicted, plan.policies.slo)
+        self.step(_REJECTED)
 
     def finish(self) -> None:
         """The answer is complete; `decision.status` says how."""
@@ -187,6 +205,7 @@ class Running:
                 worker = context.cluster.workers.get(worker_id)
                 if worker is not None and request_id in worker.prefill_queue:
                     self.service_seconds = worker.prefill_queue.end(request_id, monotonic())
+                context.cluster.dispatch.leave(request_id)
             case FreeSlot():
                 context.cluster.free_slot(request_id)
             case ReleasePins():
@@ -196,6 +215,7 @@ class Running:
                     taker = context.cluster.workers.get(self.decision.decode_worker)
                     context.staged.release(taker, self.asked, self.staged)
             case CloseRecord():
+                context.cluster.dispatch.leave(request_id)
                 self._close_record()
 
     def _close_record(self) -> None:

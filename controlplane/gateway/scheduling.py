@@ -1,8 +1,11 @@
 """From a request to a plan: prefixes, prices, admission. The rules are in controlplane.core."""
 
+from time import monotonic
+
 import msgspec
 
-from controlplane.core.admission import Admission, Predicted, admit
+from controlplane.core.admission import Admission, Predicted, Standing
+from controlplane.core.fairness import QueuedLeg
 from controlplane.core.routing import (
     DecodeOption,
     PrefillOption,
@@ -19,6 +22,9 @@ UNKNOWN_PROMPT_TOKENS = 512
 """Assumed for prices where a prompt's tokens cannot be known."""
 
 
+_NOBODY = Standing()
+
+
 class Plan(msgspec.Struct):
     """Candidates in order, and what the first pair should give."""
 
@@ -33,6 +39,8 @@ class Plan(msgspec.Struct):
     slot_wait_seconds: float = 0.0
     source: Source | None = None  # of the transfers that are priced in
     held_blocks: dict[str, int] = {}  # node -> blocks of the prompt
+    standing: Standing = Standing()
+    predicted_tbt_seconds: float | None = None
 
 
 class Scheduler:
@@ -43,16 +51,24 @@ class Scheduler:
         self._turn = 0
 
     def plan(
-        self, model: str, prompts: list[list[int]] | None, salt: str | None, now: float
+        self,
+        model: str,
+        prompts: list[list[int]] | None,
+        salt: str | None,
+        now: float,
+        standing: Standing = _NOBODY,
     ) -> Plan:
         """`prompts` None: tokens unknown; then no prefix counts and prices assume a length."""
         cluster = self._cluster
-        policies = cluster.policies(model)
+        policies = cluster.policies(model).of(standing)
         prefill_workers = cluster.serving(model, "prefill", now)
         decode_workers = cluster.serving(model, "decode", now)
         num_tokens = UNKNOWN_PROMPT_TOKENS if prompts is None else sum(map(len, prompts))
         held = self._held(prefill_workers or decode_workers, prompts, salt)
-        options = [_prefill_option(state, held, num_tokens, now) for state in prefill_workers]
+        options = [
+            self._prefill_option(state, held, num_tokens, now, standing)
+            for state in prefill_workers
+        ]
         by_turn = policies.scheduling.placement == "round_robin"
         source: Source | None = None
         if by_turn:
@@ -66,9 +82,9 @@ class Scheduler:
         decode = [self._decode_option(state, first, num_tokens) for state in decode_workers]
         free = order_decode(decode)
         plan = Plan(policies, ordered, by_turn, decode, free, Admission(admitted=True), None, None)
-        plan.source = source
+        plan.source, plan.standing = source, standing
         plan.held_blocks = {node: blocks for node, (blocks, _) in held.items()}
-        self._predict(plan, num_tokens, model)
+        self._predict(plan, num_tokens, model, now)
         return plan
 
     def _source(self, held: dict[str, tuple[int, int]]) -> Source | None:
@@ -78,6 +94,13 @@ class Scheduler:
         node_id = max(held, key=lambda node: held[node][1])
         tokens, costs = held[node_id][1], self._cluster.paths.costs.get(node_id)
         return Source(node_id, tokens, costs) if tokens and costs else None
+
+    def choose_decode(self, plan: Plan, model: str, num_tokens: int | None) -> None:
+        """Anew, after a wait."""
+        first = plan.prefill[0] if plan.prefill else None
+        workers = self._cluster.serving(model, "decode", monotonic())
+        plan.decode = [self._decode_option(state, first, num_tokens or 0) for state in workers]
+        plan.free_decode = order_decode(plan.decode)
 
     def decode_options(self, model: str, now: float) -> list[DecodeOption]:
         """Decode workers as of now, for another try."""
@@ -103,6 +126,37 @@ class Scheduler:
                     held[node] = (before[0] + blocks, before[1] + usable)
         return held
 
+    def _prefill_option(
+        self,
+        state: WorkerState,
+        held: dict[str, tuple[int, int]],
+        num_tokens: int,
+        now: float,
+        standing: Standing,
+    ) -> PrefillOption:
+        row = state.row
+        own = min(held.get(row.node_id, (0, 0))[1], num_tokens)
+        return PrefillOption(
+            worker_id=row.id,
+            node_id=row.node_id,
+            own_prefix_tokens=own,
+            queue_seconds=state.prefill_queue.wait_seconds(now)
+            + self._ahead(state, own, num_tokens, standing),
+            running=len(state.prefill_queue),
+            times=state.prefill_times,
+        )
+
+    def _ahead(self, state: WorkerState, own: int, num_tokens: int, standing: Standing) -> float:
+        """Predicted seconds of those that wait here for the worker and go first."""
+        dispatch, row = self._cluster.dispatch, state.row
+        if not dispatch.waiting(row.id):
+            return 0.0
+        seconds = state.prefill_times.predict(num_tokens - own, own)
+        share = self._cluster.policies(row.model).admission.hit_min_share
+        hit = own > 0 and own >= share * num_tokens
+        leg = QueuedLeg("", num_tokens - own, seconds, standing.rank, hit, standing.tenant)
+        return dispatch.ahead_seconds(row.id, leg)
+
     def _decode_option(
         self, state: WorkerState, first: Priced | None = None, num_tokens: int = 0
     ) -> DecodeOption:
@@ -124,7 +178,7 @@ class Scheduler:
             return state.prefill_times.predict(num_tokens, 0)
         return cost.seconds(num_tokens)
 
-    def _predict(self, plan: Plan, num_tokens: int, model: str) -> None:
+    def _predict(self, plan: Plan, num_tokens: int, model: str, now: float) -> None:
         """Fill in what the first pair should give, and whether that keeps the SLO."""
         options = plan.free_decode or plan.decode
         best = options[0] if options else None
@@ -144,9 +198,11 @@ class Scheduler:
         moved = best.handover_seconds if best is not None and plan.prefill else 0.0
         plan.predicted_ttft_seconds = ttft + plan.slot_wait_seconds + (handover or 0.0) + moved
         wait += plan.slot_wait_seconds
-        tbt = best.predicted_tbt_seconds if best is not None else None
+        tbt = plan.predicted_tbt_seconds = best.predicted_tbt_seconds if best is not None else None
         predicted = Predicted(plan.predicted_ttft_seconds, wait, tbt)
-        plan.admission = admit(plan.policies.slo, predicted)
+        slo, rules = plan.policies.slo, plan.policies.admission
+        desk = self._cluster.desk
+        plan.admission = desk.judge(slo, rules, model, plan.standing, predicted, now)
 
     def _slot_wait(self, plan: Plan, model: str) -> float:
         """Those ahead and this one, served by all slots at the mean service time."""
@@ -160,21 +216,6 @@ class Scheduler:
             return 0.0
         ahead = self._cluster.slots.waiting(model) + 1
         return ahead * (sum(services) / len(services)) / num_slots
-
-
-def _prefill_option(
-    state: WorkerState, held: dict[str, tuple[int, int]], num_tokens: int, now: float
-) -> PrefillOption:
-    row = state.row
-    own = held.get(row.node_id, (0, 0))[1]
-    return PrefillOption(
-        worker_id=row.id,
-        node_id=row.node_id,
-        own_prefix_tokens=min(own, num_tokens),
-        queue_seconds=state.prefill_queue.wait_seconds(now),
-        running=len(state.prefill_queue),
-        times=state.prefill_times,
-    )
 
 
 def _namespaces(workers: list[WorkerState]) -> set[tuple[bytes, int]]:

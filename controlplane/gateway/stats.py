@@ -64,6 +64,9 @@ class Stats:
     tokenizer_mismatch: int = 0
     slo_met: int = 0
     slo_missed: int = 0
+    shed: int = 0
+    probes: int = 0
+    probes_met: int = 0
     decisions_dropped: int = 0
     retries_prefill: int = 0
     retries_decode: int = 0
@@ -102,6 +105,9 @@ class Stats:
             tokenizer_mismatch_total=self.tokenizer_mismatch,
             slo_met_total=self.slo_met,
             slo_missed_total=self.slo_missed,
+            shed_total=self.shed,
+            probes_total=self.probes,
+            probes_met_total=self.probes_met,
             decisions_dropped_total=self.decisions_dropped,
             workers=loads,
             index_blocks=index_blocks,

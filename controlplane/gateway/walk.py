@@ -3,7 +3,9 @@
 import asyncio
 from time import monotonic
 
+from controlplane.core.dispatch_queue import Offer
 from controlplane.core.lifecycle import ENDS, SlotTaken
+from controlplane.gateway import turns
 from controlplane.gateway.answers import AnswerError
 from controlplane.gateway.asked import Asked
 from controlplane.gateway.decode import decode
@@ -20,6 +22,9 @@ async def walk(context: Context, asked: Asked) -> None:
     context.running[asked.request_id] = run
     try:
         _admit(run)
+        offer = turns.enter(run)
+        if offer is not Offer.GO:
+            await turns.wait(run, offer)
         await _take_slot(run)
         await decode(run, await prefill(run))
     except AnswerError as error:

@@ -123,6 +123,18 @@ RequestStatus = Literal[
 ]
 
 
+class Verdict(msgspec.Struct, omit_defaults=True):
+    """What admission predicted of a request that it rejected, or let in as a probe."""
+
+    gate: Literal["", "ttft", "tbt", "queue_full", "deadline"]
+    predicted_seconds: float
+    limit_seconds: float
+    percentile: float = 0.0
+    probe: bool = False
+    measured_seconds: float | None = None
+    met: bool | None = None
+
+
 class Decision(msgspec.Struct, omit_defaults=True):
     """A decision record."""
 
@@ -159,6 +171,9 @@ class Decision(msgspec.Struct, omit_defaults=True):
     phases: list[Phase] = []
     prefill_leg: Leg | None = None
     decode_leg: Leg | None = None
+    priority: str = ""
+    dispatch_wait_seconds: float | None = None
+    admission: Verdict | None = None
 
 
 class Histogram(msgspec.Struct):
@@ -199,6 +214,9 @@ class GatewayStats(msgspec.Struct):
     tokenizer_mismatch_total: int = 0
     slo_met_total: int = 0
     slo_missed_total: int = 0
+    shed_total: int = 0
+    probes_total: int = 0
+    probes_met_total: int = 0
     decisions_dropped_total: int = 0
     workers: dict[str, WorkerLoad] = {}
     index_blocks: int = 0

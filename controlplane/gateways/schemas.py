@@ -76,6 +76,9 @@ class GatewayStats(Schema):
     tokenizer_mismatch_total: int = 0
     slo_met_total: int = 0
     slo_missed_total: int = 0
+    shed_total: int = 0
+    probes_total: int = 0
+    probes_met_total: int = 0
     decisions_dropped_total: int = 0
     ttft: Histogram
     tbt: Histogram

@@ -212,6 +212,8 @@ class Rig:
         assert self.gateway.stats.in_flight == 0
         assert all(not len(w.prefill_queue) for w in life.workers.values())
         assert not life.slots._holders
+        life.dispatch.check_integrity()
+        assert life.dispatch.num_held == 0
 
     def make_view(self, **states: str) -> dict[str, Any]:
         """The view with all workers ready, but for `p1="draining"` and the like."""

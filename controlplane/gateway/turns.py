@@ -1,0 +1,117 @@
+"""A request's turn at its prefill worker. Uncontended it is taken without an await."""
+
+from time import monotonic
+
+from controlplane.core.dispatch_queue import Offer
+from controlplane.core.fairness import QueuedLeg
+from controlplane.core.routing import Priced
+from controlplane.gateway.answers import AnswerError
+from controlplane.gateway.dispatch import Turn
+from controlplane.gateway.running import Running
+
+MIN_WAIT_SECONDS = 0.001
+
+
+def enter(run: Running) -> Offer:
+    """At the plan's first prefill worker. GO as well where no leg 1 will be sent."""
+    plan = run.plan
+    if not plan.prefill or run.asked.body.needs_whole_prompt_on_decode:
+        return Offer.GO
+    first = plan.prefill[0]
+    if plan.free_decode and plan.free_decode[0].worker_id == first.option.worker_id:
+        return Offer.GO  # one worker does both in one leg
+    return run.context.cluster.dispatch.enter(first.option.worker_id, _leg(run, first))
+
+
+async def wait(run: Running, offer: Offer) -> None:
+    """After `enter` said WAIT or FULL: wait there, or at the next candidates if the worker goes.
+
+    Raises `AnswerError` where the wait is too long or every queue is full. Afterwards the plan
+    starts with the worker whose turn the request holds, and decode is chosen anew.
+    """
+    plan, dispatch = run.plan, run.context.cluster.dispatch
+    tries = 1 + run.context.settings.limits.max_retries
+    for index, priced in enumerate(plan.prefill[:tries]):
+        if index:
+            offer = dispatch.enter(priced.option.worker_id, _leg(run, priced))
+        if offer is not Offer.FULL and await _granted(run, offer, priced):
+            plan.prefill = plan.prefill[index:]
+            break
+    else:
+        if offer is Offer.FULL:
+            raise _turned_away(run, "queue_full")
+        plan.prefill = []  # all of them left
+    run.context.scheduler.choose_decode(plan, run.asked.model, run.asked.num_tokens)
+    run.decision.dispatch_wait_seconds = monotonic() - run.outcome.planned_at
+
+
+async def again(run: Running, priced: Priced) -> bool:
+    """For another worker than the one waited for: whether there is a turn at it in time."""
+    dispatch = run.context.cluster.dispatch
+    dispatch.leave(run.asked.request_id)
+    offer = dispatch.enter(priced.option.worker_id, _leg(run, priced))
+    if offer is Offer.WAIT:
+        return await dispatch.wait(run.asked.request_id, _patience(run, priced)) is Turn.GRANTED
+    return offer is Offer.GO
+
+
+async def _granted(run: Running, offer: Offer, priced: Priced) -> bool:
+    """False: the worker takes no more."""
+    if offer is Offer.GO:
+        return True
+    request_id = run.asked.request_id
+    turn = await run.context.cluster.dispatch.wait(request_id, _patience(run, priced))
+    if turn is Turn.SHED:
+        raise _turned_away(run, "queue_full")
+    if turn is Turn.TIMED_OUT:
+        raise _turned_away(run, "deadline")
+    return turn is Turn.GRANTED
+
+
+def _leg(run: Running, priced: Priced) -> QueuedLeg:
+    plan = run.plan
+    standing = plan.standing
+    total = run.asked.num_tokens or 0
+    used = min(priced.used_prefix_tokens, total)
+    return QueuedLeg(
+        run.asked.request_id,
+        total - used,
+        priced.transfer_seconds + priced.prefill_seconds,
+        standing.rank,
+        used > 0 and used >= plan.policies.admission.hit_min_share * total,
+        standing.tenant,
+    )
+
+
+def _patience(run: Running, priced: Priced) -> float:
+    """Seconds that the wait may take: by the policy, and where the SLO is enforced, until it could
+    not be kept any more. A probe is to show what the wait comes to."""
+    plan = run.plan
+    longest = plan.policies.admission.max_wait_seconds
+    slo = plan.policies.slo
+    if slo.mode != "enforce" or plan.admission.probe:
+        return longest
+    after = priced.transfer_seconds + priced.prefill_seconds
+    after += plan.predicted_handover_seconds or 0.0
+    passed = monotonic() - run.outcome.received_at
+    return max(MIN_WAIT_SECONDS, min(longest, slo.max_ttft_seconds - passed - after))
+
+
+def _turned_away(run: Running, gate: str) -> AnswerError:
+    """429 where the SLO is why, 503 where it is the queue's own bounds."""
+    plan = run.plan
+    waited = monotonic() - run.outcome.planned_at
+    first = plan.prefill[0].option.worker_id if plan.prefill else ""
+    waiting = run.context.cluster.dispatch.waiting(first)
+    seconds = max(1, min(plan.policies.slo.retry_after_max_seconds, round(waited)))
+    if gate == "queue_full":
+        message = f"the queue before prefill is full: {waiting} requests wait for {first}"
+        error = AnswerError(429, message, "queue_full", retry_after=seconds)
+    elif plan.policies.slo.mode == "enforce" and not plan.admission.probe:
+        message = f"no turn at {first} in time to keep the SLO: waited {waited:.2f} s"
+        error = AnswerError(429, message, "slo_ttft", retry_after=seconds)
+    else:
+        message = f"no turn at {first} within {waited:.2f} s (max_wait_s), {waiting} requests wait"
+        return AnswerError(503, message, "no_prefill_turn", retry_after=seconds)
+    run.shed(error, "queue_full" if gate == "queue_full" else "deadline")
+    return error
