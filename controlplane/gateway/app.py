@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import hashlib
 import secrets
+from collections.abc import Sequence
 from itertools import count
 from time import monotonic
 from urllib.parse import unquote
@@ -276,13 +277,12 @@ class Gateway:
         message = f"the model {model!r} does not exist; known models: {known}"
         raise AnswerError(404, message, "model_not_found", "model")
 
-    async def _tokens(self, body: ClientBody, model: str) -> list[list[int]] | None:
-        tokenizer = self.tokenizers.get(self.cluster.models[model].path)
-        if tokenizer is None:
+    async def _tokens(self, body: ClientBody, model: str) -> list[Sequence[int]] | None:
+        tokenizer, settings = self.tokenizers.get(self.cluster.models[model].path), self.settings
+        if tokenizer is None or prompt_chars(body.fields) > settings.max_tokenise_chars:
             return None
-        if prompt_chars(body.fields) <= self.settings.inline_tokenise_chars:
-            return tokenizer.tokens(body)
-        return await self._loop.run_in_executor(self.tokenizers.thread, tokenizer.tokens, body)
+        inline, most = settings.inline_tokenise_chars, settings.max_tokenise_chars
+        return await self.tokenizers.tokens(tokenizer, body, inline, most)
 
     # --- answers of our own ---
 

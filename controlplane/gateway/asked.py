@@ -1,5 +1,6 @@
 """What a client asks, as understood so far."""
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -29,7 +30,7 @@ class Asked(msgspec.Struct):
     model: str
     tenant: str
     salt: str | None
-    prompts: list[list[int]] | None
+    prompts: Sequence[Sequence[int]] | None
     standing: Standing = Standing()
     trace: Trace | None = None
 

@@ -1,5 +1,7 @@
 """From a request to a plan: prefixes, prices, admission. The rules are in controlplane.core."""
 
+from array import array
+from collections.abc import Sequence
 from time import monotonic
 
 import msgspec
@@ -53,7 +55,7 @@ class Scheduler:
     def plan(
         self,
         model: str,
-        prompts: list[list[int]] | None,
+        prompts: Sequence[Sequence[int]] | None,
         salt: str | None,
         now: float,
         standing: Standing = _NOBODY,
@@ -107,7 +109,7 @@ class Scheduler:
         return [self._decode_option(s) for s in self._cluster.serving(model, "decode", now)]
 
     def _held(
-        self, workers: list[WorkerState], prompts: list[list[int]] | None, salt: str | None
+        self, workers: list[WorkerState], prompts: Sequence[Sequence[int]] | None, salt: str | None
     ) -> dict[str, tuple[int, int]]:
         """For each node: blocks and tokens that it holds of the prompts, from their heads."""
         held: dict[str, tuple[int, int]] = {}
@@ -116,7 +118,7 @@ class Scheduler:
         for namespace, block_tokens in _namespaces(workers):
             root = root_hash(namespace, salt, None)
             for tokens in prompts:
-                if len(tokens) < block_tokens or min(tokens) < 0 or max(tokens) >= 2**31:
+                if len(tokens) < block_tokens or not _are_int32(tokens):
                     continue
                 hashes = block_hashes(root, tokens, block_tokens)
                 lengths = self._cluster.index.held_lengths(namespace, hashes)
@@ -216,6 +218,11 @@ class Scheduler:
             return 0.0
         ahead = self._cluster.slots.waiting(model) + 1
         return ahead * (sum(services) / len(services)) / num_slots
+
+
+def _are_int32(tokens: Sequence[int]) -> bool:
+    """Ours are; a client's own ids need not be."""
+    return isinstance(tokens, array) or (min(tokens) >= 0 and max(tokens) < 2**31)
 
 
 def _namespaces(workers: list[WorkerState]) -> set[tuple[bytes, int]]:

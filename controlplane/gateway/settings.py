@@ -46,6 +46,7 @@ class Settings:
     models: dict[str, str] = field(default_factory=dict)  # name -> path, without a control plane
     static_view: str = ""  # file with a ClusterView
     otlp_endpoint: str = ""  # URL of an OpenTelemetry collector (HTTP); empty: no spans
-    inline_tokenise_chars: int = 32_768  # longer prompts are tokenised in a thread
+    inline_tokenise_chars: int = 8_192  # not cached ones; more are tokenised in a thread
+    max_tokenise_chars: int = 1_000_000  # that wait for it; more: placed by text
     limits: Limits = field(default_factory=Limits)
     timeouts: Timeouts = field(default_factory=Timeouts)
