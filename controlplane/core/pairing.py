@@ -28,11 +28,17 @@ class DecodeSlots:
     _limits: dict[str, SlotLimit] = field(default_factory=dict)
     _running: dict[str, int] = field(default_factory=dict)
     _holders: dict[str, str] = field(default_factory=dict)  # request -> worker
+    _tokens: dict[str, int] = field(default_factory=dict)  # request -> prompt and expected output
+    _kv_tokens: dict[str, int] = field(default_factory=dict)  # worker -> of its holders
     _waiting: dict[str, deque[str]] = field(default_factory=dict)  # model -> requests
     num_waiting: int = 0
 
     def running(self, worker_id: str) -> int:
         return self._running.get(worker_id, 0)
+
+    def kv_tokens(self, worker_id: str) -> int:
+        """Tokens whose KV its holders keep there, as far as they have said."""
+        return self._kv_tokens.get(worker_id, 0)
 
     def waiting(self, model: str) -> int:
         return len(self._waiting.get(model, ()))
@@ -42,18 +48,26 @@ class DecodeSlots:
         self._limits = limits
         return [grant for worker_id in limits for grant in self._grant(worker_id)]
 
-    def take(self, request_id: str, worker_id: str) -> None:
-        """Hold a slot of `worker_id`, which must be free or be the holder's move (a retry)."""
+    def take(self, request_id: str, worker_id: str, tokens: int | None = None) -> None:
+        """Hold a slot of `worker_id`, which must be free or be the holder's move (a retry).
+
+        `tokens`: prompt and expected output; None: what was said before.
+        """
         old = self._holders.pop(request_id, None)
         if old is not None:
-            self._lower(old)
+            self._lower(request_id, old)
         self._holders[request_id] = worker_id
+        if tokens is not None:
+            self._tokens[request_id] = tokens
+        kept = self._tokens.get(request_id, 0)
+        self._kv_tokens[worker_id] = self._kv_tokens.get(worker_id, 0) + kept
         self._running[worker_id] = self._running.get(worker_id, 0) + 1
 
-    def wait(self, request_id: str, model: str) -> bool:
+    def wait(self, request_id: str, model: str, tokens: int = 0) -> bool:
         """Queue for any slot of `model`; False when the queue is full."""
         if self.num_waiting >= self.max_waiting:
             return False
+        self._tokens[request_id] = tokens
         self._waiting.setdefault(model, deque()).append(request_id)
         self.num_waiting += 1
         return True
@@ -65,6 +79,7 @@ class DecodeSlots:
             return False
         queue.remove(request_id)
         self._shrunk(model, queue)
+        del self._tokens[request_id]
         return True
 
     def free(self, request_id: str) -> list[Granted]:
@@ -72,7 +87,8 @@ class DecodeSlots:
         worker_id = self._holders.pop(request_id, None)
         if worker_id is None:
             return []
-        self._lower(worker_id)
+        self._lower(request_id, worker_id)
+        self._tokens.pop(request_id, None)
         return self._grant(worker_id) if self.num_waiting else []
 
     def check_integrity(self) -> None:
@@ -81,10 +97,15 @@ class DecodeSlots:
         for worker_id in self._holders.values():
             counted[worker_id] = counted.get(worker_id, 0) + 1
         assert counted == self._running, (counted, self._running)
+        tokens: dict[str, int] = {}
+        for request_id, worker_id in self._holders.items():
+            tokens[worker_id] = tokens.get(worker_id, 0) + self._tokens.get(request_id, 0)
+        assert tokens == self._kv_tokens, (tokens, self._kv_tokens)
         assert all(self._waiting.values()), "an empty queue is left"
         assert self.num_waiting == sum(len(queue) for queue in self._waiting.values())
         waiting = [request_id for queue in self._waiting.values() for request_id in queue]
         assert not set(waiting) & self._holders.keys(), "a holder waits"
+        assert self._tokens.keys() <= self._holders.keys() | set(waiting), "tokens of nobody"
         assert len(waiting) == len(set(waiting)) <= self.max_waiting
         for worker_id, limit in self._limits.items():
             idle = self.running(worker_id) < limit.cap
@@ -103,13 +124,14 @@ class DecodeSlots:
             grants.append(Granted(request_id, worker_id))
         return grants
 
-    def _lower(self, worker_id: str) -> None:
+    def _lower(self, request_id: str, worker_id: str) -> None:
         left = self._running[worker_id] - 1
         assert left >= 0, f"{worker_id}: more slots freed than taken"
         if left:
             self._running[worker_id] = left
+            self._kv_tokens[worker_id] -= self._tokens.get(request_id, 0)
         else:
-            del self._running[worker_id]
+            del self._running[worker_id], self._kv_tokens[worker_id]
 
     def _shrunk(self, model: str, queue: deque[str]) -> None:
         self.num_waiting -= 1

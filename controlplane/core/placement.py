@@ -42,7 +42,7 @@ ALIKE_SECONDS: Final = 0.002
 EXPLORED_SLOWDOWN: Final = 1.5
 """Another worker is tried for knowledge's sake only where it costs its user no more than that."""
 HALF_WEIGHT_QUEUES: Final = 1.0
-"""Mean queue, in prefills of this request, at which half of `load_weight` counts."""
+"""Shortest queue, in prefills of this request, at which half of `load_weight` counts."""
 
 
 class Rules(msgspec.Struct, frozen=True):
@@ -52,7 +52,7 @@ class Rules(msgspec.Struct, frozen=True):
     algorithm: Algorithm = "cost"
     balancing_threshold: float = DEFAULT_BALANCING_THRESHOLD
     explore_share: float = 0.01
-    load_weight: float = 2.0
+    load_weight: float = 4.0
 
 
 class Placing(msgspec.Struct, frozen=True, gc=False):
@@ -131,8 +131,8 @@ def _cheaper(
 
 
 def _load_weight(most: float, priced: list[Priced]) -> float:
-    """Work costs those behind it. With empty queues nobody is; then only the own time counts."""
-    queue = sum(one.option.queue_seconds for one in priced) / len(priced)
+    """Work costs those behind it. While some worker idles nobody is; then only the own time counts."""
+    queue = min(one.option.queue_seconds for one in priced)
     if queue <= 0.0:
         return 0.0
     work = min(one.ttft_seconds - one.option.queue_seconds for one in priced)

@@ -52,9 +52,10 @@ class PrefillPrior(msgspec.Struct, frozen=True):
 
 
 def prior_of(geometry: Geometry, flops: float = ASSUMED_FLOPS) -> PrefillPrior:
-    """From the operations that a prefill needs (`Geometry.flops`) at `flops` a second."""
+    """From the operations that a prefill needs at `flops` a second: as `Geometry.flops`, but what a
+    causal mask leaves of attention, half of it, is all that engines compute."""
     linear = 2 * geometry.layers * geometry.weights * 1000 / flops
-    attention = ATTENTION * geometry.layers * geometry.hidden * 1e6 / flops
+    attention = ATTENTION / 2 * geometry.layers * geometry.hidden * 1e6 / flops
     loading = geometry.kv_bytes_per_token * 1000 / _LOAD_BYTES_PER_SECOND
     return PrefillPrior(_OVERHEAD_SECONDS, linear, loading, attention)
 
@@ -102,8 +103,8 @@ class PrefillModel:
         predicted = self.predict(uncached_tokens, cached_tokens)
         if self.num_samples:
             self.calibration.observe(predicted, seconds)
-        elif predicted > 0 and seconds > 0:  # the geometry knows the shape, this one how fast
-            self._start(_scaled(self._prior, seconds / predicted))
+        elif predicted > 0:  # the geometry knows the shape, this one how fast
+            self._start(_scaled(self._prior, max(seconds, _LEAST_SECONDS) / predicted))
         u, c = uncached_tokens / 1000, cached_tokens / 1000
         weight = 1 / max(seconds, _LEAST_SECONDS)
         self._fit.observe((1.0, u, c, u * (u + 2 * c)), seconds, weight)
@@ -120,7 +121,7 @@ def _scaled(prior: PrefillPrior, factor: float) -> PrefillPrior:
 
 def _precision(values: tuple[float, ...]) -> tuple[float, ...]:
     """Samples are weighed by 1 / seconds: a coefficient off by itself counts `_PRIOR_SAMPLES`."""
-    least = 1e-3 * max(values)
+    least = max(1e-3 * max(values), 1e-9)
     return tuple(_PRIOR_SAMPLES / max(value, least) ** 2 for value in values)
 
 

@@ -1,35 +1,77 @@
-"""Fits find the line they are shown, stay sane on bad data, and queues count time once."""
+"""Models learn what workers need, begin at what geometry or peers say; queues count time once."""
 
 import random
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.core.prediction import DecodeModel, LinearFit, PrefillModel, PrefillQueue
+from controlplane.core.prediction import (
+    DecodeModel,
+    Predictor,
+    PrefillModel,
+    PrefillQueue,
+    TransferModel,
+    prior_of,
+    share_priors,
+)
+from workers.core.cost_model import H200_8B
+from workers.core.disaggregation import geometry_of
+
+_GEOMETRY = geometry_of({
+    "num_hidden_layers": 32, "hidden_size": 4096, "num_attention_heads": 32,
+    "num_key_value_heads": 8, "intermediate_size": 14_336,
+})  # fmt: skip
+assert _GEOMETRY is not None
+LLAMA_8B = _GEOMETRY
 
 
-class TestLinearFit:
-    def test_finds_a_line(self) -> None:
-        fit = LinearFit((0.0, 0.0))
-        for i in range(200):
-            fit.observe((1.0, float(i % 7)), 3.0 + 0.5 * (i % 7))
-        assert fit.predict((1.0, 10.0)) == pytest.approx(8.0, rel=0.01)
+class CostlyAttention:
+    """A worker whose cold prefills follow an H200 with an 8B model."""
 
-    def test_forgets_what_was(self) -> None:
-        fit = LinearFit((0.0, 0.0))
-        for i in range(100):
-            fit.observe((1.0, float(i % 5)), 1.0 * (i % 5))
-        for i in range(300):
-            fit.observe((1.0, float(i % 5)), 4.0 * (i % 5))
-        assert fit.predict((1.0, 5.0)) == pytest.approx(20.0, rel=0.05)
+    @staticmethod
+    def seconds(uncached: int, cached: int) -> float:
+        return H200_8B.prefill(uncached + cached, cached)
 
-    @given(st.lists(st.tuples(st.floats(0, 10), st.floats(0, 100)), max_size=200))
-    def test_stays_finite(self, samples: list[tuple[float, float]]) -> None:
-        fit = LinearFit((0.1, 0.1))
-        for x, y in samples:
-            fit.observe((1.0, x), y)
-        assert abs(fit.predict((1.0, 1.0))) < 1e9
+
+class PriorPredictor:
+    """The least that keeps the contract."""
+
+    def __init__(self) -> None:
+        self.num_samples = 0
+
+    def predict(self, uncached_tokens: int, cached_tokens: int) -> float:
+        return 0.01 + uncached_tokens * 1e-4
+
+    def observe(self, uncached_tokens: int, cached_tokens: int, seconds: float) -> None:
+        self.num_samples += seconds >= 0
+
+
+@pytest.mark.parametrize("make", [PrefillModel, lambda: PrefillModel(prior_of(LLAMA_8B)),
+                                  PriorPredictor])  # fmt: skip
+class TestEveryPredictor:
+    """What placement relies on, whatever the samples."""
+
+    @given(samples=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 10**6),
+                                      st.floats(0, 1000)), max_size=30))  # fmt: skip
+    def test_is_never_negative_and_never_falls_with_length(
+        self, make: Callable[[], Predictor], samples: list[tuple[int, int, float]]
+    ) -> None:
+        model = make()
+        for uncached, cached, seconds in samples:
+            model.observe(uncached, cached, seconds)
+        assert model.num_samples == len(samples)
+        for cached in (0, 1000, 100_000):
+            times = [model.predict(length, cached) for length in (0, 1, 100, 10_000, 10**6)]
+            assert times == sorted(times)
+            assert all(0 <= seconds < 1e12 for seconds in times)
+
+    def test_predicting_changes_nothing(self, make: Callable[[], Predictor]) -> None:
+        model = make()
+        assert model.predict(1000, 0) == model.predict(1000, 0)
+        model.observe(1000, 0, -1.0)  # a clock that went back is no sample
+        assert model.num_samples == 0
 
 
 class TestPrefillModel:
@@ -43,6 +85,40 @@ class TestPrefillModel:
             model.observe(uncached, cached, 0.03 + 0.0015 * uncached + 0.00001 * cached)
         assert model.predict(2000, 0) == pytest.approx(3.03, rel=0.02)
         assert model.predict(100, 1900) == pytest.approx(0.03 + 0.15 + 0.019, rel=0.1)
+
+    def test_attention_makes_long_prompts_dearer(self) -> None:
+        model, rng = PrefillModel(), random.Random(2)
+        for _ in range(100):
+            uncached, cached = rng.randrange(1, 60_000), rng.randrange(30_000)
+            model.observe(uncached, cached, CostlyAttention.seconds(uncached, cached))
+        for uncached, cached in ((1000, 0), (16_384, 0), (65_536, 0), (8000, 8000)):
+            actual = CostlyAttention.seconds(uncached, cached)
+            assert model.predict(uncached, cached) == pytest.approx(actual, rel=0.25)
+        error = model.calibration.median_relative_error()
+        assert error is not None
+        assert error < 0.1
+
+    def test_geometry_gives_the_shape_and_one_sample_the_speed(self) -> None:
+        model = PrefillModel(prior_of(LLAMA_8B))
+        shape = model.predict(65_536, 0) / model.predict(16_384, 0)
+        assert shape == pytest.approx(3.40 / 0.51, rel=0.1)  # as measured on an H200
+        model.observe(16_384, 0, 0.51)
+        assert model.predict(16_384, 0) == pytest.approx(0.51, rel=0.01)
+        assert model.predict(65_536, 0) == pytest.approx(3.40, rel=0.2)
+
+    def test_flops_that_are_given_count(self) -> None:
+        slow = PrefillModel(prior_of(LLAMA_8B, flops=1e13))
+        assert slow.predict(16_384, 0) > 10 * PrefillModel(prior_of(LLAMA_8B)).predict(16_384, 0)
+
+    def test_a_new_worker_is_taken_for_its_peers(self) -> None:
+        known, new = PrefillModel(), PrefillModel()
+        for length in (1000, 2000, 4000) * 5:
+            known.observe(length, 0, length * 2e-5)
+        share_priors([known, new])
+        assert new.predict(3000, 0) == pytest.approx(0.06, rel=0.1)
+        new.observe(1000, 0, 0.2)
+        share_priors([known, new])  # its own samples count from then on
+        assert new.predict(1000, 0) == pytest.approx(0.2, rel=0.05)
 
     def test_more_tokens_are_never_cheaper(self) -> None:
         model = PrefillModel()
@@ -80,3 +156,24 @@ def test_tbt_grows_with_what_runs() -> None:
     assert model.predict_handover() is None
     model.observe_handover(0.5)
     assert model.predict_handover() == 0.5
+
+
+def test_tbt_grows_with_the_kv_that_it_reads() -> None:
+    model, rng = DecodeModel(), random.Random(3)
+    for _ in range(200):
+        running, tokens = rng.randrange(1, 32), rng.randrange(200_000)
+        model.observe_tbt(running, 0.005 + 1e-4 * running + 2e-8 * tokens, tokens)
+    assert model.predict_tbt(8, 100_000) == pytest.approx(0.0078, rel=0.05)
+    error = model.calibration.median_relative_error()
+    assert error is not None
+    assert error < 0.05
+
+
+def test_transfers_of_a_pair_are_learned() -> None:
+    model = TransferModel(0.001, 1e-7)
+    assert not model.is_fitted
+    for tokens in (1000, 4000, 16_000, 8000):
+        model.observe(tokens, 0.002 + 5e-6 * tokens)
+    model.observe(0, 1.0)  # nothing was moved
+    assert model.num_samples == 4
+    assert model.predict(10_000) == pytest.approx(0.052, rel=0.02)

@@ -95,14 +95,30 @@ class TestOrder:
 
 
 class TestDecode:
-    def test_share_of_the_cap_then_tbt(self) -> None:
+    def test_predicted_tbt_then_the_share_in_use(self) -> None:
         a = DecodeOption("a", "n", running=4, cap=16, predicted_tbt_seconds=0.02)
-        b = DecodeOption("b", "n", running=2, cap=4, predicted_tbt_seconds=0.01)
+        b = DecodeOption("b", "n", running=2, cap=4, predicted_tbt_seconds=0.0101)
         c = DecodeOption("c", "n", running=4, cap=16, predicted_tbt_seconds=0.01)
         full = DecodeOption("d", "n", running=4, cap=4)
         drained = DecodeOption("e", "n", running=0, cap=0)
-        assert [o.worker_id for o in order_decode([a, b, c, full, drained])] == ["c", "a", "b"]
+        assert [o.worker_id for o in order_decode([a, b, c, full, drained])] == ["c", "b", "a"]
         verdicts = {o.worker_id: o.verdict for o in decode_candidates([c, full, a], "c")}
         assert verdicts == {
             "c": "chosen", "d": "full: 4 of 4 run", "a": "busier: 4 of 16 run",
         }  # fmt: skip
+
+    def test_one_without_a_prediction_is_judged_by_its_share(self) -> None:
+        known = DecodeOption("a", "n", running=4, cap=16, predicted_tbt_seconds=0.01)
+        new = DecodeOption("b", "n", running=0, cap=16)
+        assert [o.worker_id for o in order_decode([known, new])] == ["b", "a"]
+
+    def test_memory_goes_before_speed(self) -> None:
+        quick = DecodeOption("a", "n", 1, 16, 0.01, kv_tokens=9000, kv_capacity_tokens=10_000)
+        roomy = DecodeOption("b", "n", 8, 16, 0.02, kv_tokens=9000, kv_capacity_tokens=50_000)
+        assert [o.worker_id for o in order_decode([quick, roomy], tokens=500)] == ["a", "b"]
+        assert [o.worker_id for o in order_decode([quick, roomy], tokens=2000)] == ["b", "a"]
+        verdicts = [o.verdict for o in decode_candidates([roomy, quick], "b")]
+        assert verdicts == ["chosen", "busier: 1 of 16 run"]
+        tight = DecodeOption("c", "n", 1, 16, 0.01, kv_tokens=9500, kv_capacity_tokens=10_000)
+        (row,) = decode_candidates([tight], "b")
+        assert row.verdict == "memory: 9500 of 10000 KV tokens in use"
