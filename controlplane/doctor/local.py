@@ -8,8 +8,9 @@ from controlplane.doctor.schemas import DoctorNode, DoctorReport
 from controlplane.doctor.verdicts import counts_of, node_of, node_order
 from workers.client import AgentClient, make_hello
 from workers.clock import SystemClock
-from workers.core.doctor_checks import Check, host_checks, node_checks, unreachable
+from workers.core.doctor_checks import host_checks, node_checks, unreachable
 from workers.core.doctor_messages import GetNodeFacts, NodeFacts
+from workers.core.doctor_verdict import Check
 from workers.core.errors import AgentUnavailableError, ProtocolError, RefusedError
 from workers.transfer.host_facts import read_host
 

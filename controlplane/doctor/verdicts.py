@@ -15,9 +15,10 @@ from controlplane.doctor.schemas import (
     DoctorTransport,
 )
 from workers.core.disaggregation import Bound
-from workers.core.doctor_checks import Check, node_checks, unreachable
+from workers.core.doctor_checks import node_checks, unreachable
 from workers.core.doctor_messages import NodeFacts, ProbeReport, TransportProbe
 from workers.core.doctor_pairs import pair_checks
+from workers.core.doctor_verdict import Check
 
 WORST: tuple[CheckState, ...] = ("fail", "warn", "unknown", "ok")
 

@@ -144,6 +144,10 @@ class Doctor:
             namespaces=stats.namespaces,
             links=moved.links,
             alarms=moved.alarms,
+            not_ready=moved.not_ready,
+            rdma_problem=self._transfers.rdma_problem,
+            rdma_ports=moved.ports,
+            slots_by_memory_node=self._transfers.slots_by_memory_node,
         )
 
     def _folders(self, stats: PoolStats, logs: str) -> dict[SpaceName, tuple[str, int]]:
@@ -299,7 +303,8 @@ class Doctor:
                 end_scratch(pool, own, self._node.clock.monotonic())
         links = engine.stats().links
         window = [link.window_ops for link in links if (link.peer, link.transport) == (peer.node_id, name)]  # fmt: skip
-        return msgspec.structs.replace(found, window_ops=window[0] if window else 0)
+        rails = self._transfers.rails(peer.node_id) if name == "rdma" else []
+        return msgspec.structs.replace(found, window_ops=window[0] if window else 0, rails=rails)
 
 
 class _Series:

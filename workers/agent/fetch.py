@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Final, Protocol
 
+import msgspec
+
 from workers.agent.pool_requests import short_tenant
 from workers.agent.session import Session
 from workers.agent.transfers import NodeTransfers
@@ -39,7 +41,13 @@ from workers.core.pool_state import ClientRef, PoolState
 from workers.core.stats_messages import NamespaceSpec
 from workers.core.transfer_handshake import StaleIncarnationError
 from workers.core.transfer_messages import Fetch, HolderRef
-from workers.core.transfer_types import Piece, Priority, TransferRequest, TransferResult
+from workers.core.transfer_types import (
+    PATH_CAUSES,
+    Piece,
+    Priority,
+    TransferRequest,
+    TransferResult,
+)
 from workers.transfer.engine import TransferEngine
 
 STOP_SECONDS: Final = 5.0
@@ -83,6 +91,40 @@ class _Job:
     client: ClientRef
     wanted: list[_Wanted]
     deadline: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Again:
+    """Pieces that their path lost, on their way by another; `lost` are their indices."""
+
+    request: TransferRequest
+    future: Future[TransferResult]
+    lost: list[int]
+
+    def joined(self, first: TransferResult, second: TransferResult) -> TransferResult:
+        """The first one with what is missing after both."""
+        missing = {i: cause for i, cause in first.missing.items() if i not in set(self.lost)}
+        missing |= {self.lost[i]: cause for i, cause in second.missing.items()}
+        return msgspec.structs.replace(first, missing=missing)
+
+
+def _by_another_way(
+    engine: TransferEngine, request: TransferRequest, result: TransferResult
+) -> _Again | None:
+    """Once, where the path is to blame and another one would be chosen now (a device that is gone,
+    say). None: what is missing stays so, and is computed."""
+    lost = [i for i, cause in result.missing.items() if cause in PATH_CAUSES]
+    way = engine.other_way(request, result.link.transport) if lost else None
+    if way is None:
+        return None
+    again = msgspec.structs.replace(
+        request,
+        transfer_id=f"{request.transfer_id}.{way}",
+        pieces=tuple(request.pieces[i] for i in lost),
+    )
+    _log.info("fetch_by_another_way transfer=%s from=%s to=%s blocks=%d error=%s",
+              request.transfer_id, result.link.transport, way, len(lost), result.detail)  # fmt: skip
+    return _Again(again, engine.submit(again, transport=way), lost)
 
 
 class Fetcher:
@@ -237,8 +279,14 @@ class Fetcher:
         futures: list[Future[TransferResult]] = []
         try:
             futures.extend(map(engine.submit, requests))
-            for batch, future in zip(batches, futures, strict=True):
-                self._landed(pool, batch, await asyncio.shield(asyncio.wrap_future(future)))
+            for request, future in list(zip(requests, futures, strict=True)):
+                result = await asyncio.shield(asyncio.wrap_future(future))
+                if (again := _by_another_way(engine, request, result)) is not None:
+                    requests.append(again.request)
+                    futures.append(again.future)
+                    second = await asyncio.shield(asyncio.wrap_future(again.future))
+                    result = again.joined(result, second)
+                self._landed(pool, list(request.pieces), result)
         finally:
             # Only its end says that a transfer writes into no slot any more (I2).
             left = [future for future in futures if not future.done()]

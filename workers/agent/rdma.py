@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from typing import Final
 
 from workers.agent.settings import AgentSettings
@@ -90,6 +91,10 @@ class NodeRdma:
 
     def rails(self) -> list[RdmaRailStats]:
         return [] if self._transport is None else self._transport.rails()
+
+    def slots_by_memory_node(self) -> dict[int, int]:
+        """How many slots lie where; empty where that makes no difference."""
+        return {} if self._node is None else dict(Counter(self._node.slot_nodes))
 
     def close(self) -> None:
         """After the engine that uses its transport. Idempotent."""

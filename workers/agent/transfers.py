@@ -6,6 +6,7 @@ Both begin when the pool has slots, and begin anew when the slots change.
 from __future__ import annotations
 
 import logging
+from itertools import count
 
 import msgspec
 
@@ -14,6 +15,7 @@ from workers.agent.settings import AgentSettings, is_loopback
 from workers.core.blocks import SLOT_HEADER_BYTES, slot_bytes_of
 from workers.core.errors import ConfigError
 from workers.core.messages import Welcome
+from workers.core.pool_ops import OPERATOR
 from workers.core.pool_state import PoolState
 from workers.core.stats_messages import NamespaceSpec
 from workers.core.transfer_handshake import SlabFacts
@@ -22,6 +24,7 @@ from workers.core.transfer_stats import RdmaRailStats, TransferStats
 from workers.pool.arena import Slab
 from workers.transfer.base import PeerAddress, SlotMemory, Transport
 from workers.transfer.engine import TransferEngine
+from workers.transfer.push import OnLanded, ReservedSlots
 from workers.transfer.shm import ShmTransport
 from workers.transfer.tcp import TcpTransport
 from workers.transfer.tcp_server import TcpServer
@@ -44,6 +47,9 @@ class NodeTransfers:
         self._tcp: TcpTransport | None = None
         self.engine: TransferEngine | None = None
         self.problem = ""
+        self.reserved: ReservedSlots | None = None  # for pushes of peers
+        self.on_landed: OnLanded = lambda slot, generation, checksum: None
+        self.numbers = count(1)  # of this node's own doings in the pool
         self.policy = TransferPolicy()
         self.policy_revision = 0
 
@@ -94,11 +100,16 @@ class NodeTransfers:
         )
         return PeerAddress(welcome.node_id, welcome.transfers, welcome.incarnation, facts)
 
+    @staticmethod
+    def connection(number: int) -> int:
+        """For the pool, a connection of its own: what one doing was writing ends with it alone."""
+        return OPERATOR.connection - number
+
     def retry(self, now: float) -> None:
         """Try again what could not be had. Cheap where nothing is missing."""
         transport = self._rdma.again(self._memory, now)
         if transport is not None and self.engine is not None:
-            self.engine.transports[transport.name] = transport
+            self.engine.add_transport(transport)
             _log.info("rdma_ready address=%s", self._rdma.address)
 
     @property
@@ -110,6 +121,10 @@ class NodeTransfers:
     def not_ready(self) -> str:
         """Why this node cannot move blocks in the way that it was told to; "" where it can."""
         return self._rdma.not_ready
+
+    @property
+    def slots_by_memory_node(self) -> dict[int, int]:
+        return self._rdma.slots_by_memory_node()
 
     def rails(self, peer: str) -> list[RdmaRailStats]:
         """Paths to that peer over RDMA, and those that are passed over."""
@@ -152,6 +167,7 @@ class NodeTransfers:
         if self._memory is not None:
             self._memory.slab.close()
         self.engine = self._server = self._memory = self._pool = self._tcp = None
+        self.reserved = None
 
     def _begin(self, pool: PoolState) -> None:
         settings = self._settings
@@ -179,7 +195,10 @@ class NodeTransfers:
         if not settings.tcp_host:
             return None
         try:
-            return TcpServer(memory, settings.node_id, secret, host=settings.tcp_host)
+            self.reserved = ReservedSlots(lambda *landed: self.on_landed(*landed))
+            return TcpServer(
+                memory, settings.node_id, secret, host=settings.tcp_host, push=self.reserved
+            )
         except OSError as error:
             self.problem = f"no transfers to others over TCP: {error}"
             _log.error("no_transfer_server host=%s error=%s", settings.tcp_host, error)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, Literal
-
-import msgspec
+from typing import Final
 
 from workers.core import numbers
 from workers.core.doctor_messages import HostFacts, NodeFacts, RdmaPort, Space
+from workers.core.doctor_rdma import rdma_checks, roce_mtu, split_problem
+from workers.core.doctor_verdict import Check, State
 from workers.core.errors import ConfigError
 from workers.core.rdma_choice import MTU_SIZES, check_locked_memory, choose_gid
 from workers.core.transfer_types import SMALL_PIECE_BYTES
 
-State = Literal["ok", "warn", "fail", "unknown"]
 GIB: Final = 1 << 30
 MIB: Final = 1 << 20
 CLOCK_WARN_SECONDS: Final = 0.1
@@ -23,18 +22,6 @@ LOGS_FAIL_BYTES: Final = 64 * MIB
 MIN_WINDOW_OPS: Final = 16
 HUGE_SLAB_BYTES: Final = 16 * GIB
 NOTHING: Final = ""
-ROCE_HEADERS: Final = 80
-"""Bytes of a RoCEv2 packet beside its payload, rounded up as drivers do."""
-
-
-class Check(msgspec.Struct, frozen=True):
-    """One verdict. `what_to_do` is empty where nothing is to be done."""
-
-    name: str
-    state: State
-    value: str
-    wanted: str = ""
-    what_to_do: str = ""
 
 
 def unreachable(error: str) -> list[Check]:
@@ -51,7 +38,9 @@ def node_checks(
     """`clock_offset`: the node's clock less the asker's, seconds, give or take `clock_error`."""
     return [
         Check("agent", "ok", f"incarnation {facts.incarnation}", "answers within 5 s"),
+        _ready(facts),
         *_transfers(facts),
+        *rdma_checks(facts),
         *host_checks(facts.host, facts.slab_bytes, uses_rdma="rdma" in facts.transports),
         *_queue_depths(facts),
         clock("clock", clock_offset, clock_error),
@@ -67,6 +56,15 @@ def host_checks(host: HostFacts, slab_bytes: int, *, uses_rdma: bool) -> list[Ch
         _huge_pages(host, slab_bytes),
         *map(_space, host.spaces),
     ]
+
+
+def _ready(facts: NodeFacts) -> Check:
+    """C06: a node that was told to use RDMA alone takes nothing else in its place."""
+    if not facts.not_ready:
+        return Check("ready", "ok", "yes", "yes")
+    value, way_out = split_problem(facts.not_ready)
+    more = "or add tcp to the agent's --transports."
+    return Check("ready", "fail", f"not ready: {value}", "yes", f"{way_out} {more}".strip())
 
 
 # --- RDMA -----------------------------------------------------------------------------------
@@ -143,12 +141,6 @@ def _port_mtu(port: RdmaPort, host: HostFacts) -> Check:
         way_out = "Raise it on both ends and on the switch: ip link set DEVICE mtu 9000."
         return Check(name, "warn", value, "4096 (interface 4200 or more)", way_out)
     return Check(name, "ok", value, "4096")
-
-
-def roce_mtu(interface_mtu: int) -> int:
-    """The path MTU that RoCE can have over an interface of that MTU."""
-    fitting = [size for size in MTU_SIZES if size + ROCE_HEADERS <= interface_mtu]
-    return fitting[-1] if fitting else MTU_SIZES[0]
 
 
 def _memlock(host: HostFacts, slab_bytes: int, *, uses_rdma: bool) -> Check:
@@ -232,6 +224,8 @@ def _transfers(facts: NodeFacts) -> Iterator[Check]:
             "See which process has the address, or give the agent another --tcp host.",
         )  # fmt: skip
         return
+    if facts.not_ready:
+        return  # the check `ready` has it
     if not facts.block_bytes:
         yield Check(
             "transfers", "unknown", "no worker has joined yet", wanted,

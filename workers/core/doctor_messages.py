@@ -17,7 +17,7 @@ import msgspec
 from workers.core.rdma_choice import GidEntry
 from workers.core.stats_messages import NamespaceInfo
 from workers.core.transfer_messages import HolderRef
-from workers.core.transfer_stats import LinkStats
+from workers.core.transfer_stats import LinkStats, RdmaPortStats, RdmaRailStats
 
 MAX_PROBE_BYTES: Final = 32 << 20
 DEFAULT_PROBE_BYTES: Final = 8 << 20
@@ -108,6 +108,10 @@ class NodeFacts(msgspec.Struct, tag=True, frozen=True):
     namespaces: list[NamespaceInfo] = []
     links: list[LinkStats] = []
     alarms: list[str] = []
+    not_ready: str = ""  # why it cannot move blocks in the way that it was told to
+    rdma_problem: str = ""  # why RDMA is not had although the settings name it
+    rdma_ports: list[RdmaPortStats] = []
+    slots_by_memory_node: dict[int, int] = {}  # -1: spread over several; {}: it makes no difference
 
 
 class Probe(msgspec.Struct, tag=True, frozen=True):
@@ -128,6 +132,7 @@ class TransportProbe(msgspec.Struct, frozen=True):
     """One transport's result. `small_seconds` is the median of some transfers of `small_bytes`.
 
     `offered` False: the holder has no address for it. Each error is empty where that part went well.
+    `rails`: of rdma, the pairs of ports that were used, and those that did not work.
     """
 
     transport: str
@@ -139,6 +144,7 @@ class TransportProbe(msgspec.Struct, frozen=True):
     large_seconds: float | None = None
     large_error: str = ""
     window_ops: int = 0  # effective queue depth
+    rails: list[RdmaRailStats] = []
 
     @property
     def bytes_per_second(self) -> float | None:

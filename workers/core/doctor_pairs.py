@@ -7,8 +7,10 @@ from typing import Final
 
 from workers.core import numbers
 from workers.core.disaggregation import Bound, gbps
-from workers.core.doctor_checks import Check, State, clock
+from workers.core.doctor_checks import clock
 from workers.core.doctor_messages import Interface, NodeFacts, ProbeReport, TransportProbe
+from workers.core.doctor_rdma import pair_rdma_checks
+from workers.core.doctor_verdict import Check, State
 
 SLOW_SHARE: Final = 0.4
 """Of the link's speed: a probe that reaches less is worth a look."""
@@ -34,6 +36,8 @@ def pair_checks(
     checks = [_control(report), _clocks(report), *_mtu(report, source, destination)]
     for found in report.transports:
         checks += _transport(report, found, source, destination)
+        if found.transport == "rdma" and found.offered and source and destination:
+            checks += pair_rdma_checks(found, source, destination)
     return [*checks, _disaggregation(report, bound)]
 
 

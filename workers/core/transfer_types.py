@@ -52,6 +52,10 @@ RETRYABLE: Final = frozenset({Cause.CORRUPT, Cause.TIMEOUT, Cause.CONNECTION})
 LINK_CAUSES: Final = frozenset({Cause.TIMEOUT, Cause.CONNECTION, Cause.REFUSED, Cause.INCARNATION})
 
 
+PATH_CAUSES: Final = frozenset({Cause.TIMEOUT, Cause.CONNECTION, Cause.REFUSED, Cause.PEER_DOWN})
+"""The path lost it: another path may do."""
+
+
 class LinkId(NamedTuple):
     """One path: a peer node by one transport."""
 

@@ -54,14 +54,18 @@ class Chooser:
         """ValueError: the peer is unknown, or has nothing in common with this node."""
         if peer is None:
             raise ValueError(f"peer = {request.peer!r}: no address of it is known")
-        num_bytes = sum(piece.num_bytes for piece in request.pieces)
-        chosen = self._cheapest(peer, request.direction, num_bytes, now)
+        chosen = self.find(peer, request, now)
         if chosen is None:
             raise ValueError(
                 f"peer {request.peer} offers {sorted(peer.addresses)}, "
                 f"this node has {sorted(self._transports)}: no transport in common"
             )
         return chosen
+
+    def find(self, peer: PeerAddress, request: TransferRequest, now: float) -> str | None:
+        """As `choose`; None where they have nothing in common."""
+        num_bytes = sum(piece.num_bytes for piece in request.pieces)
+        return self._cheapest(peer, request.direction, num_bytes, now)
 
     def used(self, link: LinkId, direction: Direction) -> None:
         if link in self._ways or len(self._ways) < MAX_LINKS:

@@ -117,6 +117,19 @@ class TransferEngine:
         with self._lock:
             self._peers.pop(node_id, None)
 
+    def add_transport(self, transport: Transport) -> None:
+        """One more way, from now on; of a name that is not there yet."""
+        with self._lock:
+            self.transports.setdefault(transport.name, transport)
+
+    def other_way(self, request: TransferRequest, failed: str) -> str | None:
+        """What would be chosen now, where it is another than the one that has just failed."""
+        with self._lock:
+            peer = self._peers.get(request.peer)
+            now = self.clock.monotonic()
+            chosen = None if peer is None else self.chooser.find(peer, request, now)
+        return chosen if chosen != failed else None
+
     @property
     def costs(self) -> CostModel:
         return self.chooser.costs

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from workers.core.disaggregation import bound_by_rate
-from workers.core.doctor_checks import Check, clock, node_checks, roce_mtu, unreachable
+from workers.core.doctor_checks import clock, node_checks, unreachable
 from workers.core.doctor_messages import (
     HostFacts,
     HugePages,
@@ -21,6 +21,8 @@ from workers.core.doctor_messages import (
     TransportProbe,
 )
 from workers.core.doctor_pairs import pair_checks
+from workers.core.doctor_rdma import roce_mtu
+from workers.core.doctor_verdict import Check
 from workers.core.rdma_choice import GidEntry, GidType
 from workers.core.stats_messages import NamespaceInfo, NamespaceSpec
 from workers.core.transfer_stats import LinkStats

@@ -30,7 +30,8 @@ MODULES = (
     "json", "subprocess", "uuid", "ssl", "msgspec", "blake3", "xxhash", "psutil", "numpy",
     "pyverbs.qp", "pyverbs.device", "pyverbs.cq", "pyverbs.addr", "pyverbs.mr", "pyverbs.pd",
     "pyverbs.wr", "workers.transfer.engine", "workers.transfer.tcp_server",
-    "workers.transfer.rdma.transport", "workers.transfer.rdma.server",
+    "workers.transfer.rdma.transport", "workers.transfer.rdma.server", "workers.agent.main",
+    "workers.client", "workers.core.doctor_pairs", "hypothesis", "stringprep", "zlib",
 )  # fmt: skip
 _LIST_FILES = """
 import importlib, os, sys
