@@ -9,7 +9,7 @@ from typing import Final
 from workers.agent.settings import AgentSettings
 from workers.core.errors import ConfigError
 from workers.core.transfer_stats import RdmaPortStats, RdmaRailStats
-from workers.transfer.base import SlotMemory
+from workers.transfer.base import PushTarget, SlotMemory
 from workers.transfer.rdma.devices import port_state
 from workers.transfer.rdma.node import RdmaNode, check_host
 from workers.transfer.rdma.server import RdmaServer
@@ -58,16 +58,16 @@ class NodeRdma:
         else:
             self.problem = ""
 
-    def open(self, memory: SlotMemory) -> RdmaTransport | None:
+    def open(self, memory: SlotMemory, push: PushTarget) -> RdmaTransport | None:
         """Register the slab with every active port, let peers in; None: see `problem`."""
         settings = self._settings
         if not self.wanted or settings.secret is None:
             return None
         try:
             # Kept before the server is tried: `close` then ends it, whatever the server says.
-            node = self._node = RdmaNode(memory, remote_write=False)
+            node = self._node = RdmaNode(memory)
             host = settings.tcp_host or "127.0.0.1"
-            self._server = RdmaServer(node, settings.node_id, settings.secret, host=host)
+            self._server = RdmaServer(node, settings.node_id, settings.secret, host=host, push=push)
         except (ConfigError, OSError) as error:
             self.close()
             self._failed(error)
@@ -76,15 +76,17 @@ class NodeRdma:
         self._transport = RdmaTransport(node, settings.node_id, settings.secret)
         return self._transport
 
-    def again(self, memory: SlotMemory | None, now: float) -> RdmaTransport | None:
+    def again(
+        self, memory: SlotMemory | None, push: PushTarget | None, now: float
+    ) -> RdmaTransport | None:
         """Every ten seconds while it is missing: a port may have come up, a limit been raised."""
         if not self.problem or now < self._again_at:
             return None
         self._again_at = now + RETRY_SECONDS
         self.look()
-        if self.problem or memory is None:
+        if self.problem or memory is None or push is None:
             return None
-        return self.open(memory)
+        return self.open(memory, push)
 
     def ports(self) -> list[RdmaPortStats]:
         return [] if self._node is None else self._node.stats()

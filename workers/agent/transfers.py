@@ -107,7 +107,7 @@ class NodeTransfers:
 
     def retry(self, now: float) -> None:
         """Try again what could not be had. Cheap where nothing is missing."""
-        transport = self._rdma.again(self._memory, now)
+        transport = self._rdma.again(self._memory, self.reserved, now)
         if transport is not None and self.engine is not None:
             self.engine.add_transport(transport)
             _log.info("rdma_ready address=%s", self._rdma.address)
@@ -174,6 +174,7 @@ class NodeTransfers:
         assert settings.secret is not None
         slab = Slab.attach(self._slab_path, slot_bytes_of(pool.block_bytes))
         memory = SlotMemory(slab, _facts(pool, {}), self._incarnation)
+        reserved = self.reserved = ReservedSlots(self.on_landed)
         transports: list[Transport] = []
         if "shm" in settings.transports:
             transports.append(ShmTransport(memory))
@@ -181,8 +182,10 @@ class NodeTransfers:
             self._tcp = TcpTransport(memory, settings.node_id, settings.secret)
             transports.append(self._tcp)
             self._server = self._listen(memory, settings.secret)
-        if (rdma := self._rdma.open(memory)) is not None:
+        if (rdma := self._rdma.open(memory, reserved)) is not None:
             transports.append(rdma)
+        if self._server is None and not self._rdma.address:
+            self.reserved = None  # no way leads into them
         self._memory, self._pool = memory, pool
         self.engine = TransferEngine(settings.node_id, memory, transports)
         self._configure()
@@ -195,7 +198,6 @@ class NodeTransfers:
         if not settings.tcp_host:
             return None
         try:
-            self.reserved = ReservedSlots(lambda *landed: self.on_landed(*landed))
             return TcpServer(
                 memory, settings.node_id, secret, host=settings.tcp_host, push=self.reserved
             )
