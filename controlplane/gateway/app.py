@@ -227,6 +227,9 @@ class Gateway:
             raise AnswerError(400, message, "invalid_cache_salt", "cache_salt")
         salt = legs_salt(tenant, body.fields.get("cache_salt"))
         prompts = await self._tokens(body, model)
+        longest = self.cluster.models[model].max_model_len
+        if longest is not None and prompts is not None:
+            body.is_refused = max(map(len, prompts), default=0) + body.output_cap > longest
         # An odd factor makes neighbours differ in the eight characters that consoles show.
         number = (self._id_seed + next(self._ids) * 0x9E3779B1) & 0xFFFFFFFF
         request_id = f"{number:08x}{self._id_suffix}"

@@ -22,6 +22,8 @@ _NOT_FOR_PREFILL = (
     "top_logprobs", "logprob_token_ids", "prompt_logprobs", "echo", "use_beam_search",
     "return_token_ids", "return_prompt_text", "stream_interval",
 )  # fmt: skip
+_WHOLE_ON_DECODE = ("echo", "prompt_embeds", "use_beam_search", "ec_transfer_params")
+_MEDIA = ("image_url", "video_url", "audio_url")
 _YES = frozenset(("true", "1", "yes", "y", "on", "t"))
 Session = Literal["", "continue", "over"]
 _LABEL: Final = re.compile(rb"[a-z0-9._-]{1,32}")
@@ -37,6 +39,7 @@ class ClientBody(msgspec.Struct):
     raw: bytes
     fields: dict[str, Any]
     chat: bool
+    is_refused: bool = False  # too long for the engine: it says so itself, and no leg 1 runs
 
     @property
     def stream(self) -> bool:
@@ -48,12 +51,30 @@ class ClientBody(msgspec.Struct):
         return self.fields.get("model")
 
     @property
-    def needs_whole_prompt_on_decode(self) -> bool:
-        """Prompt log-probabilities and embeddings: decode must compute the prompt itself."""
+    def unsplit(self) -> bool:
+        """Served whole by the decode worker: two legs cannot, or would gain nothing.
+
+        Log-probabilities of the prompt and embeddings: who answers must compute the prompt (A19).
+        Echo without output, beam search, truncation to what the cap leaves: leg 1 would be about
+        another prompt, or refused. Media to be fetched: from one place and once (A24).
+        """
         fields = self.fields
-        if fields.get("prompt_logprobs") is not None or fields.get("prompt_embeds") is not None:
+        if self.is_refused or any(fields.get(name) for name in _WHOLE_ON_DECODE):
             return True
-        return bool(fields.get("echo")) and fields.get("logprobs") not in (None, False)
+        if fields.get("prompt_logprobs") is not None or _is_negative(
+            fields.get("truncate_prompt_tokens")
+        ):
+            return True
+        return self.chat and _has_remote_media(fields.get("messages"))
+
+    @property
+    def output_cap(self) -> int:
+        """Tokens that the engine reserves for the answer, as far as can be told."""
+        fields, default = self.fields, 1 if self.chat else 16
+        cap = fields.get("max_tokens")
+        if self.chat and fields.get("max_completion_tokens") is not None:
+            cap = fields["max_completion_tokens"]
+        return cap if isinstance(cap, int) else default
 
 
 def parse(raw: bytes, *, chat: bool) -> ClientBody:
@@ -182,6 +203,32 @@ def is_yes(value: object) -> bool:
     if isinstance(value, str):
         return value.lower() in _YES
     return value in (True, 1)
+
+
+def _is_negative(value: object) -> bool:
+    return isinstance(value, int) and value < 0
+
+
+def _has_remote_media(messages: object) -> bool:
+    """Whether some part is a URL that the engine would have to fetch."""
+    if not isinstance(messages, list):
+        return False
+    return any(
+        _is_remote(part)
+        for message in messages
+        if isinstance(message, dict) and isinstance(message.get("content"), list)
+        for part in message["content"]
+        if isinstance(part, dict)
+    )
+
+
+def _is_remote(part: dict[str, Any]) -> bool:
+    for name in _MEDIA:
+        link = part.get(name)
+        url = link.get("url") if isinstance(link, dict) else link
+        if isinstance(url, str) and not url.startswith("data:"):
+            return True
+    return False
 
 
 def _one(value: object) -> object:

@@ -2,6 +2,7 @@
 
 import asyncio
 from time import monotonic
+from typing import Any
 
 from controlplane.core.handshake import decode_params as foreign_params
 from controlplane.core.lifecycle import DecodeRetried, DecodeStarted, SlotTaken
@@ -123,11 +124,12 @@ def _params(
     return ours(run.asked.params("decode", num_blocks, holder))
 
 
-def _cached_tokens(run: Running, prefilled: PrefillReply) -> int | None:
-    """The prefill leg's real prefix hits, if it or its connector has said."""
+def _details(run: Running, prefilled: PrefillReply) -> dict[str, Any] | None:
+    """Of the prompt's tokens: what leg 1 said of its prefix hits, or else its connector."""
     if prefilled.cached_tokens is not None:
-        return prefilled.cached_tokens
-    return run.decision.hit_tokens
+        return prefilled.details
+    hits = run.decision.hit_tokens
+    return None if hits is None else {"cached_tokens": hits}
 
 
 # --- a whole answer ---
@@ -140,7 +142,7 @@ def _answer_whole(
     if b"content-encoding" in answer.headers:
         decision.status = "finished_stop"
     else:
-        body = read_reply(decision, body, _cached_tokens(run, prefilled))
+        body = read_reply(decision, body, _details(run, prefilled))
     headers = asked.client_headers(answer.headers)
     asked.request.connection.respond(200, body, answer.content_type, headers)
     worker.decode_times.observe_service(monotonic() - run.outcome.slot_at)
@@ -164,7 +166,7 @@ async def _stream(
     run.context.cluster.health.served(worker.row.id)
     kind = reply.headers.get(b"content-type", b"text/event-stream; charset=utf-8")
     start = client.start(200, kind, asked.client_headers(passed_headers(reply)))
-    relay = client.relay = Relay(client, reply, start, _cached_tokens(run, prefilled))
+    relay = client.relay = Relay(client, reply, start, _details(run, prefilled))
     run.decision.http_status = 200
     try:
         relay.take(first)

@@ -11,9 +11,15 @@ from controlplane.gateway.settings import Settings
 from controlplane.gateway.upstream import Reply, UpstreamError
 
 PassedHeaders = bytes
-_PASS_TO_CLIENT = (b"retry-after", b"x-perilune-emulated")
+_NOT_TO_CLIENT = frozenset((
+    b"connection", b"keep-alive", b"transfer-encoding", b"te", b"trailer", b"upgrade",
+    b"proxy-connection", b"content-length", b"content-type", b"date", b"server", b"x-request-id",
+))  # fmt: skip
 _STATUS = {"timeout": 504, "hung": 504, "connect": 503}
-_PASS_TO_WORKER = (b"traceparent", b"tracestate")
+_PASS_TO_WORKER = (
+    b"traceparent", b"tracestate", b"baggage", b"x-session-id", b"x-vllm-priority",
+    b"endpoint-load-metrics-format",
+)  # fmt: skip
 _decode = msgspec.json.Decoder().decode
 
 
@@ -50,6 +56,7 @@ class PrefillReply(msgspec.Struct, frozen=True, gc=False):
     prompt_tokens: int | None
     cached_tokens: int | None
     params: dict[str, Any] | None = None  # a foreign connector's, for leg 2 as they came
+    details: dict[str, Any] | None = None  # of its prompt tokens: what the client is told
 
 
 class LegSender:
@@ -130,7 +137,7 @@ class LegSender:
         except UpstreamError as error:
             raise _leg_error(error) from error
         status = reply.status
-        if status >= 500:
+        if status >= 500 and status != 501:  # that one is about what was asked
             raise LegError(f"answered {status}: {_message(body)}", 502, unreachable=False)
         answer = WorkerAnswer(
             status,
@@ -146,11 +153,9 @@ class LegSender:
 
 
 def passed_headers(reply: Reply) -> bytes:
-    """Header lines of a worker's reply that the client may see. Length and encoding are ours."""
+    """Header lines of a worker's reply: all but what is of one connection, or ours to say."""
     return b"".join(
-        b"%b: %b\r\n" % (name, reply.headers[name])
-        for name in (*_PASS_TO_CLIENT, b"content-encoding")
-        if name in reply.headers
+        b"%b: %b\r\n" % item for item in reply.headers.items() if item[0] not in _NOT_TO_CLIENT
     )
 
 
@@ -178,13 +183,9 @@ class _Params(msgspec.Struct):
     perilune: _Ours | None = None
 
 
-class _Details(msgspec.Struct):
-    cached_tokens: int | None = None
-
-
 class _Usage(msgspec.Struct):
     prompt_tokens: int | None = None
-    prompt_tokens_details: _Details | None = None
+    prompt_tokens_details: dict[str, Any] | None = None
 
 
 class _Prefilled(msgspec.Struct):
@@ -209,12 +210,14 @@ def _prefill_reply(body: bytes, *, foreign: bool) -> PrefillReply:
     except msgspec.DecodeError as error:
         raise LegError(f"answered what we cannot read: {error}", 502, unreachable=False) from None
     ours = reply.kv_transfer_params and reply.kv_transfer_params.perilune
-    details = reply.usage and reply.usage.prompt_tokens_details
+    details = reply.usage.prompt_tokens_details if reply.usage else None
+    cached = details.get("cached_tokens") if details else None
     return PrefillReply(
         ours.num_blocks if ours else None,
         reply.usage.prompt_tokens if reply.usage else None,
-        details.cached_tokens if details else None,
+        cached if isinstance(cached, int) else None,
         params,
+        details,
     )
 
 

@@ -18,7 +18,7 @@ _NO_PREFILL = PrefillReply(0, None, None)
 
 async def prefill(run: Running) -> PrefillReply:
     """What leg 1 said; without blocks where decode is to compute the prompt."""
-    if run.asked.body.needs_whole_prompt_on_decode:
+    if run.asked.body.unsplit:
         return _NO_PREFILL
     tries = 1 + run.context.settings.limits.max_retries
     for priced in run.plan.prefill[:tries]:

@@ -42,11 +42,15 @@ class Relay:
 
     __slots__ = (
         "_client", "_head", "_last_at", "_num_overwritten", "_pending", "_tail", "_write_raw",
-        "cached_tokens", "finished", "first_at", "gaps", "reply",
+        "details", "finished", "first_at", "gaps", "reply",
     )  # fmt: skip
 
     def __init__(
-        self, client: ClientConnection, reply: Reply, head: bytes, cached_tokens: int | None
+        self,
+        client: ClientConnection,
+        reply: Reply,
+        head: bytes,
+        details: dict[str, Any] | None,
     ) -> None:
         self._client = client
         self._write_raw = client.raw_writer()
@@ -59,7 +63,7 @@ class Relay:
         self.first_at = 0.0
         self.finished = False
         self.reply = reply
-        self.cached_tokens = cached_tokens
+        self.details = details
 
     # --- sink ---
 
@@ -104,7 +108,7 @@ class Relay:
                 return
         self._tail.append(data)
         if b'"prompt_tokens"' in data:
-            data = correct_events(data, self.cached_tokens)
+            data = correct_events(data, self.details)
         if self.reply.complete and self.is_done:
             self._client.finish(data, self._take_head())
             self.finished = True

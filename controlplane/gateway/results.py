@@ -1,6 +1,7 @@
 """What is read of replies, for the record, the statistics and the predictions."""
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 from controlplane.core.admission import Slo, keeps_slo
 from controlplane.core.routing import decode_candidates, prefill_candidates
@@ -55,12 +56,12 @@ def _bound_of_prefill(plan: Plan) -> float:
     return plan.policies.slo.max_ttft_seconds - after
 
 
-def read_reply(decision: Decision, body: bytes, cached_tokens: int | None) -> bytes:
+def read_reply(decision: Decision, body: bytes, details: dict[str, Any] | None) -> bytes:
     """Take the outcome from a whole reply; the body for the client.
 
-    `cached_tokens` is corrected (A15), and our transfer parameters stay among ourselves.
+    `details` of the prompt's tokens replace decode's (A15), and our transfer parameters stay among ourselves.
     """
-    reply = read_whole(body, cached_tokens)
+    reply = read_whole(body, details)
     decision.output_tokens = reply.completion_tokens
     if decision.engine_prompt_tokens is None:
         decision.engine_prompt_tokens = reply.prompt_tokens

@@ -15,7 +15,7 @@ MIN_WAIT_SECONDS = 0.001
 def enter(run: Running) -> Offer:
     """At the plan's first prefill worker. GO as well where no leg 1 will be sent."""
     plan = run.plan
-    if not plan.prefill or run.asked.body.needs_whole_prompt_on_decode:
+    if not plan.prefill or run.asked.body.unsplit:
         return Offer.GO
     first = plan.prefill[0]
     if plan.free_decode and plan.free_decode[0].worker_id == first.option.worker_id:

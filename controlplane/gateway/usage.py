@@ -1,8 +1,9 @@
 """What is corrected in an engine's reply, in place: every other byte stays as it came.
 
-`usage.prompt_tokens_details.cached_tokens` is the prefill leg's own prefix hits: decode would count
-what prefill handed over (A15). It stands in replies and streams alike, where the prefill worker
-says it; where nobody does, decode's figure is left out. Transfer parameters stay among ourselves.
+`usage.prompt_tokens_details` are the prefill leg's, with its own prefix hits: decode would count as
+cached what prefill handed over (A15). They stand in replies and streams alike where the prefill
+worker says them; where nobody does, decode's figure is left out. Transfer parameters stay among
+ourselves.
 """
 
 from typing import Any
@@ -10,6 +11,8 @@ from typing import Any
 import msgspec
 
 _NULL = b"null"
+Details = dict[str, Any] | None
+"""`prompt_tokens_details` as leg 1 had them; None: nobody knows."""
 
 
 class _Choice(msgspec.Struct):
@@ -38,7 +41,7 @@ _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
 
 
-def read_whole(body: bytes, cached_tokens: int | None) -> ReadReply:
+def read_whole(body: bytes, details: Details) -> ReadReply:
     """Never raises: what cannot be read is passed on as it is."""
     try:
         reply = _decode_reply(body)
@@ -54,18 +57,19 @@ def read_whole(body: bytes, cached_tokens: int | None) -> ReadReply:
     if isinstance(usage, dict):
         read.prompt_tokens = _count(usage.get("prompt_tokens"))
         read.completion_tokens = _count(usage.get("completion_tokens"))
-        if correct(usage, cached_tokens):
+        if correct(usage, details):
             read.body = _put(read.body, b'"usage"', raw, _encode(usage))
     return read
 
 
-def correct_events(data: bytes, cached_tokens: int | None) -> bytes:
+def correct_events(data: bytes, details: Details) -> bytes:
     """Whole events of a stream; those with a usage frame are corrected."""
-    events = data.split(b"\n\n")
-    return b"\n\n".join(_event(event, cached_tokens) for event in events)
+    if details is not None:  # frames leave out what is null
+        details = {name: value for name, value in details.items() if value is not None}
+    return b"\n\n".join(_event(event, details) for event in data.split(b"\n\n"))
 
 
-def _event(event: bytes, cached_tokens: int | None) -> bytes:
+def _event(event: bytes, details: Details) -> bytes:
     if b'"usage"' not in event or not event.startswith(b"data: "):
         return event
     try:
@@ -75,31 +79,29 @@ def _event(event: bytes, cached_tokens: int | None) -> bytes:
     except (msgspec.DecodeError, UnicodeDecodeError):
         return event
     # Engines put the details into the last frame, which has no choices.
-    known = cached_tokens if not chunk.choices else None
+    known = details if not chunk.choices else None
     if not isinstance(usage, dict) or not correct(usage, known):
         return event
     return _put(event, b'"usage"', raw, _encode(usage))
 
 
-def correct(usage: dict[str, Any], cached_tokens: int | None) -> bool:
+def correct(usage: dict[str, Any], details: Details) -> bool:
     """Whether `usage` had to be changed; 0 <= cached <= prompt whatever anybody says (A16)."""
     given = usage.get("prompt_tokens_details")
-    details: dict[str, Any] = given if isinstance(given, dict) else {}
-    before = details.get("cached_tokens")
-    if cached_tokens is None:
-        if before is None:
+    before: dict[str, Any] = given if isinstance(given, dict) else {}
+    cached = _count(details.get("cached_tokens")) if details is not None else None
+    if details is None or cached is None:
+        if before.get("cached_tokens") is None:
             return False
-        if set(details) == {"cached_tokens"}:
+        if set(before) == {"cached_tokens"}:
             del usage["prompt_tokens_details"]
         else:
-            details["cached_tokens"] = None
+            before["cached_tokens"] = None
         return True
     limit = _count(usage.get("prompt_tokens"))
-    cached = max(0, cached_tokens if limit is None else min(cached_tokens, limit))
-    if before == cached:
-        return False
-    usage["prompt_tokens_details"] = {**details, "cached_tokens": cached}
-    return True
+    cached = max(0, cached if limit is None else min(cached, limit))
+    usage["prompt_tokens_details"] = {**before, **details, "cached_tokens": cached}
+    return bool(usage["prompt_tokens_details"] != given)
 
 
 def _put(body: bytes, name: bytes, old: bytes, new: bytes) -> bytes:

@@ -91,7 +91,8 @@ class FakeClient:
 
 def make_relay(cached: int | None = None) -> tuple[Relay, FakeClient, Any]:
     client, reply = FakeClient(), SimpleNamespace(complete=False, last_byte_at=0.0)
-    return Relay(client, reply, b"", cached), client, reply  # type: ignore[arg-type]
+    details = None if cached is None else {"cached_tokens": cached}
+    return Relay(client, reply, b"", details), client, reply  # type: ignore[arg-type]
 
 
 STREAM = b"".join(b'data: {"i":%d}\n\n' % i for i in range(6)) + b"data: [DONE]\n\n"

@@ -18,6 +18,10 @@ ODD = (
 )
 
 
+def details(cached: int | None) -> dict[str, Any] | None:
+    return None if cached is None else {"cached_tokens": cached}
+
+
 def odd(usage: bytes, params: bytes = b"null") -> bytes:
     return ODD % (usage, params)
 
@@ -36,7 +40,7 @@ def odd(usage: bytes, params: bytes = b"null") -> bytes:
     (b"null", 4, b"null"),
 ])  # fmt: skip
 def test_a15_a16_only_the_usage_changes(usage: bytes, cached: int | None, expected: bytes) -> None:
-    read = read_whole(odd(usage), cached)
+    read = read_whole(odd(usage), details(cached))
     assert read.body == odd(expected)
     assert read.by_length
 
@@ -57,9 +61,9 @@ def test_a17_the_engines_count_is_taken_and_odd_stop_reasons_stay() -> None:
     "body", [b"", b"[]", b"{", b'{"usage":7}', b'{"choices":5}', b"\xff\xfe", b"null"]
 )
 def test_what_cannot_be_read_is_passed_on(body: bytes) -> None:
-    assert read_whole(body, 3).body == body
+    assert read_whole(body, details(3)).body == body
     event = b"data: " + body + b'"usage"\n\n'
-    assert correct_events(event, 3) == event
+    assert correct_events(event, details(3)) == event
 
 
 def test_the_last_frame_of_a_stream_has_the_details_and_others_have_none() -> None:
@@ -67,9 +71,18 @@ def test_the_last_frame_of_a_stream_has_the_details_and_others_have_none() -> No
     last = b'data: {"choices":[],"usage":{"prompt_tokens":9}}\n\n'
     done = b"data: [DONE]\n\n"
     with_details = last.replace(b":9}", b':9,"prompt_tokens_details":{"cached_tokens":2}}')
-    assert correct_events(b": ping\n\n" + middle + last + done, 2) == (
+    assert correct_events(b": ping\n\n" + middle + last + done, details(2)) == (
         b": ping\n\n" + middle + with_details + done
     )
+
+
+def test_details_of_leg_1_stand_whole_in_replies_and_without_nulls_in_frames() -> None:
+    known = {"cached_tokens": 4, "created_cache_tokens": 5, "multimodal_tokens": None}
+    read = read_whole(odd(b'{"prompt_tokens":9,"prompt_tokens_details":null}'), known)
+    assert json.loads(read.body)["usage"]["prompt_tokens_details"] == known
+    frame = b'data: {"choices":[],"usage":{"prompt_tokens":9}}\n\n'
+    sent = json.loads(correct_events(frame, known)[6:])
+    assert sent["usage"]["prompt_tokens_details"] == {"cached_tokens": 4, "created_cache_tokens": 5}
 
 
 JSON = st.recursive(
@@ -89,10 +102,10 @@ def test_any_reply_keeps_all_but_the_cached_count(
 ) -> None:
     usage = {"prompt_tokens": prompt, "prompt_tokens_details": {"cached_tokens": 50}}
     reply = {**other, "x": {"usage": usage}, "usage": usage, "kv_transfer_params": {"a": usage}}
-    read = read_whole(json.dumps(reply).encode(), cached)
+    read = read_whole(json.dumps(reply).encode(), details(cached))
     ours = json.loads(read.body)
-    details = ours["usage"].get("prompt_tokens_details")
-    assert details == (None if cached is None else {"cached_tokens": min(cached, prompt)})
+    found = ours["usage"].get("prompt_tokens_details")
+    assert found == (None if cached is None else {"cached_tokens": min(cached, prompt)})
     expected = {**reply, "usage": ours["usage"], "kv_transfer_params": None}
     if "choices" not in other:
         assert ours == expected
