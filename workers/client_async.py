@@ -11,6 +11,7 @@ from workers.client_base import (
     DEFAULT_TIMEOUT_SECONDS,
     Backoff,
     answer_challenge,
+    notice_silence,
     parse_address,
     with_nonce,
 )
@@ -161,6 +162,8 @@ class AsyncAgentClient:
                 async for message in self._read_stream(stream):
                     backoff.succeeded()
                     yield message
+            except ConnectionResetError:
+                pass  # before anything was said
             finally:
                 self._stream = None
                 await stream.close()
@@ -174,7 +177,8 @@ class AsyncAgentClient:
         """
         if self._stream is not None and not self._resyncing:
             self._resyncing = True
-            self._stream.send(Subscribe(0, 0))
+            with contextlib.suppress(ConnectionResetError):
+                self._stream.send(Subscribe(0, 0))
 
     async def close(self) -> None:
         """Ends calls' connection; a stream ends with its iterator (`aclosing`)."""
@@ -223,6 +227,7 @@ class _Connection:
         else:
             host, _, port = target.rpartition(":")
             reader, writer = await asyncio.open_connection(host, int(port))
+            notice_silence(writer.get_extra_info("socket"))
             hello = with_nonce(hello)
         connection = cls(reader, writer)
         try:
@@ -240,6 +245,9 @@ class _Connection:
         return connection
 
     def send(self, body: RequestBody) -> int:
+        """ConnectionResetError where it has ended meanwhile, which uvloop would not call an OSError."""
+        if self._writer.is_closing():
+            raise ConnectionResetError("the connection has ended")
         self._seq += 1
         self._writer.write(encode_request(self._seq, body))
         return self._seq

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import socket
 import time
 from typing import Final
 
@@ -88,6 +89,17 @@ def answer_challenge(
             f"this side ({fingerprint(secret)}). Copy `{SECRET_FILE}` from one data folder to the other.",
         )
     return Prove(client_proof(secret, hello, said))
+
+
+def notice_silence(sock: socket.socket) -> None:
+    """End a TCP connection whose other side has said nothing for 11 s, not even to the kernel.
+
+    A host that has lost its power resets nothing, and who only listens would do so for ever.
+    """
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3)):
+        if number := getattr(socket, option, None):  # Linux' names
+            sock.setsockopt(socket.IPPROTO_TCP, number, value)
 
 
 def parse_address(address: str) -> tuple[str, str]:
