@@ -76,6 +76,19 @@ class DataPathHealth:
             return False
         return now < worker.open_until or now < worker.trial_until
 
+    @property
+    def has_ejected(self) -> bool:
+        """Whether `overdue` is worth asking."""
+        return any(worker.is_open for worker in self._workers.values())
+
+    def overdue(self, worker_id: str, now: float) -> float | None:
+        """Seconds for which the worker could have had its trial; None: it is due none."""
+        worker = self._workers.get(worker_id)
+        if worker is None or not worker.is_open:
+            return None
+        since = max(worker.open_until, worker.trial_until)
+        return None if now < since else now - worker.open_until
+
     def started(self, worker_id: str, now: float) -> None:
         """A leg goes to the worker: its trial, if it is due one."""
         worker = self._workers.get(worker_id)

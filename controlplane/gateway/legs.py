@@ -85,6 +85,9 @@ class LegSender:
         answer = await self._whole(worker, reply, seconds)
         if not answer.body:
             raise LegError("answered 200 with nothing", 502, unreachable=False)
+        if answer.body.startswith(b'{"error"'):
+            cause = _message(answer.body)
+            raise LegError(f"answered 200 with an error: {cause}", 502, unreachable=False)
         return answer
 
     async def decode_stream(
@@ -191,6 +194,7 @@ class _Usage(msgspec.Struct):
 class _Prefilled(msgspec.Struct):
     """The parts of leg 1's reply that matter; the rest is not even built."""
 
+    error: Any = None
     kv_transfer_params: _Params | None = None
     usage: _Usage | None = None
 
@@ -209,6 +213,8 @@ def _prefill_reply(body: bytes, *, foreign: bool) -> PrefillReply:
         params = _decode_foreign(body).kv_transfer_params if foreign else None
     except msgspec.DecodeError as error:
         raise LegError(f"answered what we cannot read: {error}", 502, unreachable=False) from None
+    if reply.error is not None:
+        raise LegError(f"answered 200 with an error: {_message(body)}", 502, unreachable=False)
     ours = reply.kv_transfer_params and reply.kv_transfer_params.perilune
     details = reply.usage.prompt_tokens_details if reply.usage else None
     cached = details.get("cached_tokens") if details else None

@@ -12,6 +12,8 @@ from controlplane.gateway.cluster import WorkerState
 from controlplane.gateway.legs import LegError, PrefillReply, leg_head
 from controlplane.gateway.running import Running
 
+TRIAL_COST_SECONDS = 1.0
+TRIAL_PATIENCE_SECONDS = 10.0
 _PREFILL_ENDED = PrefillEnded()
 _NO_PREFILL = PrefillReply(0, None, None)
 
@@ -21,7 +23,10 @@ async def prefill(run: Running) -> PrefillReply:
     if run.asked.body.unsplit:
         return _NO_PREFILL
     tries = 1 + run.context.settings.limits.max_retries
-    for priced in run.plan.prefill[:tries]:
+    order = run.plan.prefill
+    if run.context.cluster.health.has_ejected:
+        order = _trial_first(run, order)
+    for priced in order[:tries]:
         worker = run.context.cluster.workers.get(priced.option.worker_id)
         if worker is None or not run.may_send(worker):
             continue
@@ -32,6 +37,18 @@ async def prefill(run: Running) -> PrefillReply:
         if reply is not None:
             return reply
     return _on_decode_side(run)
+
+
+def _trial_first(run: Running, order: list[Priced]) -> list[Priced]:
+    """A worker that has to show that it serves again gets one leg: placement alone might never
+    send it any. Not where that costs much, unless it has waited long."""
+    health, now = run.context.cluster.health, monotonic()
+    for priced in order[1:]:
+        waited = health.overdue(priced.option.worker_id, now)
+        dear = priced.ttft_seconds > order[0].ttft_seconds + TRIAL_COST_SECONDS
+        if waited is not None and (not dear or waited > TRIAL_PATIENCE_SECONDS):
+            return [priced, *(other for other in order if other is not priced)]
+    return order
 
 
 async def _try(run: Running, worker: WorkerState, priced: Priced) -> PrefillReply | None:

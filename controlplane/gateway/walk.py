@@ -73,7 +73,7 @@ def _admit(run: Running) -> None:
 async def _take_slot(run: Running) -> None:
     plan = run.plan
     if plan.free_decode:
-        worker_id = plan.free_decode[0].worker_id
+        worker_id = _first(run)
         run.context.cluster.slots.take(run.asked.request_id, worker_id)
     elif plan.decode:
         worker_id = await _wait_for_slot(run)
@@ -82,6 +82,17 @@ async def _take_slot(run: Running) -> None:
     run.step(SlotTaken(worker_id))
     run.outcome.slot_at = monotonic()
     run.decision.decode_worker = worker_id
+
+
+def _first(run: Running) -> str:
+    """The best free decode worker, or one that is due its trial."""
+    health, free = run.context.cluster.health, run.plan.free_decode
+    if health.has_ejected:
+        now = monotonic()
+        for option in free:
+            if health.overdue(option.worker_id, now) is not None:
+                return option.worker_id
+    return free[0].worker_id
 
 
 async def _wait_for_slot(run: Running) -> str:

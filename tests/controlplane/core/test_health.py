@@ -49,7 +49,10 @@ def test_after_its_pause_one_leg_at_a_time_is_its_trial() -> None:
     health = DataPathHealth()
     health.failed("d1", 0.0, unreachable=True)
     assert not health.is_paused("d1", 1.5)
+    assert health.overdue("d1", 0.5) is None
+    assert health.overdue("d1", 1.5) == 0.5
     health.started("d1", 1.5)
+    assert health.overdue("d1", 1.6) is None
     assert health.is_paused("d1", 1.6)  # others wait for what the trial shows
     assert health.verdict("d1", 1.6).state is DataPath.TRIAL
     health.no_verdict("d1")  # its client left

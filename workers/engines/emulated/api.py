@@ -38,6 +38,8 @@ class Api:
             case ("GET", "/v1/models"):
                 exchange.send(200, self._models())
             case ("GET", "/health"):
+                if self.faults.hangs_health:
+                    await asyncio.sleep(3600)
                 exchange.send(200, b"")
             case ("GET", "/metrics"):
                 exchange.send(200, self.worker.metrics(), "text/plain; version=0.0.4")
@@ -143,6 +145,10 @@ class Api:
             await asyncio.sleep(faults.delay_seconds)
         if faults.reset:
             exchange.reset()
+            return True
+        if faults.empty or faults.error_body:
+            error = {"message": "emulated transfer failure", "type": "Fault", "code": 500}
+            exchange.send(200, b"" if faults.empty else {"error": error})
             return True
         if faults.status:
             if faults.retry_after:

@@ -8,6 +8,9 @@ class Faults(msgspec.Struct, forbid_unknown_fields=True):
 
     status: int = 0  # answer with this status
     hang: bool = False  # accept and never answer
+    hang_health: bool = False  # nor the health route, like a stopped process
+    empty: bool = False  # 200 with nothing
+    error_body: bool = False  # 200 with an error object, as for a transfer that failed later on
     reset: bool = False  # cut the connection before any byte
     reset_after_chunks: int = -1  # cut a stream after this many chunks
     end_after_chunks: int = -1  # end a stream cleanly, without finish or [DONE]
@@ -25,6 +28,10 @@ class FaultSwitch:
 
     def set(self, faults: Faults) -> None:
         self._faults = faults
+
+    @property
+    def hangs_health(self) -> bool:
+        return self._faults.hang_health and self._faults.times != 0
 
     def take(self) -> Faults:
         """Faults of the next request."""
