@@ -6,6 +6,7 @@ kernel has netem; delay is a relay of our own. All is removed at the end, whatev
 
 from __future__ import annotations
 
+import ctypes
 import os
 import secrets
 import shutil
@@ -21,6 +22,7 @@ from typing import Any, Final
 
 _TABLE: Final = "perilune"
 _CHUNK_BYTES: Final = 256 * 1024
+_CLONE_NEWNET: Final = 0x4000_0000
 
 
 def missing_for_networks() -> str:
@@ -45,20 +47,50 @@ class Host:
     def run(self, *command: str) -> str:
         return _run("ip", "netns", "exec", self.name, *command)
 
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """What this thread opens and starts meanwhile (sockets, threads, processes) is the host's."""
+        with open("/proc/thread-self/ns/net") as home, open(f"/run/netns/{self.name}") as there:
+            _enter(there.fileno())
+            try:
+                yield
+            finally:
+                _enter(home.fileno())
+
+    def wall(self, rule: str) -> None:
+        """What arrives is filtered by this rule of nftables, until `heal`."""
+        self.heal()
+        self.run("nft", "add", "table", "inet", _TABLE)
+        chain = "{ type filter hook input priority 0 ; }"
+        self.run("nft", "add", "chain", "inet", _TABLE, "input", chain)
+        self.run("nft", "add", "rule", "inet", _TABLE, "input", *rule.split())
+
     def lose(self, percent: float) -> None:
         """Drop that share of what arrives, at random; 0 ends it."""
         self.heal()
         if percent:
             share = round(percent * 100)
-            self._filter(f"numgen random mod 10000 < {share} drop")
+            self.wall(f"numgen random mod 10000 < {share} drop")
 
     def drop_all(self) -> None:
         """Half-open: nothing arrives any more and nobody is told."""
+        self.wall("iif eth0 drop")
+
+    def drop_from(self, address: str, port: int) -> None:
+        """Nothing of what is sent from there arrives any more, on open connections too."""
+        self.wall(f"ip saddr {address} tcp sport {port} drop")
+
+    def send_elsewhere(self, address: tuple[str, int], relay: tuple[str, int]) -> None:
+        """New connections from here to `address` go to `relay`."""
         self.heal()
-        self._filter("iif eth0 drop")
+        self.run("nft", "add", "table", "inet", _TABLE)
+        chain = "{ type nat hook output priority -100 ; }"
+        self.run("nft", "add", "chain", "inet", _TABLE, "output", chain)
+        rule = f"ip daddr {address[0]} tcp dport {address[1]} dnat ip to {relay[0]}:{relay[1]}"
+        self.run("nft", "add", "rule", "inet", _TABLE, "output", *rule.split())
 
     def heal(self) -> None:
-        """End loss and dropping."""
+        """End loss, dropping and detours."""
         with suppress(subprocess.CalledProcessError):
             self.run("nft", "delete", "table", "inet", _TABLE)
 
@@ -89,11 +121,11 @@ class Host:
         names, values = [row for row in rows if row[0] == "Tcp:"]
         return int(values[names.index("RetransSegs")])
 
-    def _filter(self, rule: str) -> None:
-        self.run("nft", "add", "table", "inet", _TABLE)
-        chain = "{ type filter hook input priority 0 ; }"
-        self.run("nft", "add", "chain", "inet", _TABLE, "input", chain)
-        self.run("nft", "add", "rule", "inet", _TABLE, "input", *rule.split())
+
+def _enter(descriptor: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.setns(descriptor, _CLONE_NEWNET):
+        raise OSError(ctypes.get_errno(), "setns")
 
 
 @contextmanager
@@ -141,11 +173,23 @@ def _run(*command: str) -> str:
 
 
 class DelayRelay:
-    """Forwards TCP to `target`, every byte `seconds` late in each direction."""
+    """Forwards TCP to `target`, every byte `seconds` late in each direction.
 
-    def __init__(self, target: tuple[str, int], seconds: float, host: str = "127.0.0.1") -> None:
+    Each connection holds `window_bytes` at most in one direction, as a path with that window would:
+    it carries no more than `window_bytes / seconds`.
+    """
+
+    def __init__(
+        self,
+        target: tuple[str, int],
+        seconds: float,
+        host: str = "127.0.0.1",
+        window_bytes: int = 4 << 20,
+    ) -> None:
+        self.carried: list[int] = []  # bytes of each connection, both directions
         self._target = target
         self._seconds = seconds
+        self._window_bytes = window_bytes
         self._listener = socket.create_server((host, 0))
         self.port: int = self._listener.getsockname()[1]
         self._open: list[socket.socket] = []
@@ -165,10 +209,14 @@ class DelayRelay:
                 client, _ = self._listener.accept()
                 server = socket.create_connection(self._target, 5)
                 self._open += [client, server]
+                number = len(self.carried)
+                self.carried.append(0)
                 for source, sink in ((client, server), (server, client)):
-                    threading.Thread(target=self._pump, args=(source, sink), daemon=True).start()
+                    threading.Thread(
+                        target=self._pump, args=(source, sink, number), daemon=True
+                    ).start()
 
-    def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+    def _pump(self, source: socket.socket, sink: socket.socket, number: int) -> None:
         """One direction: a reader stamps what came, a writer sends it when it is due."""
         waiting: deque[tuple[float, bytes]] = deque()
         news = threading.Condition()
@@ -176,12 +224,17 @@ class DelayRelay:
         data = b"."
         while data:
             try:
-                data = source.recv(_CHUNK_BYTES)
+                data = source.recv(min(_CHUNK_BYTES, self._window_bytes))
             except OSError:
                 data = b""
+            self.carried[number] += len(data)
             with news:
+                while sum(len(held) for _, held in waiting) >= self._window_bytes:
+                    if self._closed.is_set():
+                        return
+                    news.wait(0.5)
                 waiting.append((time.monotonic() + self._seconds, data))
-                news.notify()
+                news.notify_all()
 
     def _write(
         self,
@@ -195,9 +248,12 @@ class DelayRelay:
                     if not waiting:
                         news.wait(0.5)
                         continue
-                    due, data = waiting.popleft()
+                    due, data = waiting[0]
                 time.sleep(max(0.0, due - time.monotonic()))
                 if not data:
                     sink.shutdown(socket.SHUT_WR)
                     return
                 sink.sendall(data)
+                with news:
+                    waiting.popleft()
+                    news.notify_all()

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
-from network import Host, network
+from net_agents import Node
 
-from workers.client import AgentClient, make_hello
-from workers.core.doctor_checks import Check
-from workers.core.doctor_messages import GetNodeFacts, GetProbe, NodeFacts, Probe, ProbeReport
+from workers.core.doctor_messages import GetProbe, Probe, ProbeReport
 from workers.core.doctor_pairs import pair_checks
-from workers.core.errors import AgentUnavailableError
-from workers.core.stats_messages import NamespaceSpec
+from workers.core.doctor_verdict import Check
 from workers.core.transfer_messages import HolderRef
 
 pytestmark = [
@@ -25,66 +17,7 @@ pytestmark = [
     pytest.mark.timeout(240),
 ]  # fmt: skip
 
-MIB = 1 << 20
-SPEC = NamespaceSpec(
-    "m", "1", "bf16", "LBHNC", "vec", (262_144, 262_144), 32, 64, 1, "tp1"
-)  # 1 MiB a block
 PROBE_BOUND_SECONDS = 60.0
-
-
-@dataclass
-class Node:
-    """An agent in a host of its own, asked over its Unix socket."""
-
-    host: Host
-    process: subprocess.Popen[bytes]
-    worker: AgentClient
-    operator: AgentClient
-
-    def facts(self) -> NodeFacts:
-        return self.operator.call(GetNodeFacts(), NodeFacts)
-
-
-@pytest.fixture(scope="module")
-def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Node, Node]]:
-    folder = tmp_path_factory.mktemp("net")
-    with network(2) as hosts:
-        made: list[Node] = []
-        try:
-            made += [_start(host, index, folder) for index, host in enumerate(hosts, 1)]
-            yield made[0], made[1]
-        finally:
-            for node in made:
-                node.worker.close()
-                node.operator.close()
-                node.process.terminate()
-            for node in made:
-                node.process.wait(20)
-
-
-def _start(host: Host, index: int, folder: Path) -> Node:
-    name = f"n{index}"
-    socket = folder / f"{name}.sock"
-    command = [
-        sys.executable, "-m", "workers", "agent", "--node-id", name, "--socket", str(socket),
-        "--tcp", f"{host.address}:7710", "--slab-name", f"perilune-{host.name}.slab",
-        "--slab-bytes", str(160 * MIB), "--block-tokens", "64",
-        "--secret-folder", str(folder), "--transports", "tcp",
-    ]  # fmt: skip
-    with (folder / f"{name}.log").open("wb") as log:
-        process = host.popen(command, stdout=log, stderr=log)
-    address = f"unix:{socket}"
-    worker = AgentClient(address, make_hello("worker", f"w{index}", namespace=SPEC), 20.0)
-    operator = AgentClient(address, make_hello("cli", "operator"), 20.0)
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            worker.connect()
-        except AgentUnavailableError:
-            assert time.monotonic() < deadline, (folder / f"{name}.log").read_text()
-            time.sleep(0.1)
-        else:
-            return Node(host, process, worker, operator)
 
 
 def examine(source: Node, destination: Node) -> dict[str, Check]:
@@ -111,15 +44,15 @@ def until(source: Node, destination: Node, state: str) -> dict[str, Check]:
         time.sleep(0.5)
 
 
-def test_hosts_that_reach_one_another(nodes: tuple[Node, Node]) -> None:
-    checks = until(*nodes, "ok")
+def test_hosts_that_reach_one_another(nodes: list[Node]) -> None:
+    checks = until(nodes[0], nodes[1], "ok")
     assert checks["mtu"].state == "ok"
     assert checks["tcp.bandwidth"].state == "ok"
     assert "1500 at n2" in checks["mtu"].value
 
 
-def test_c12_an_isolated_host(nodes: tuple[Node, Node]) -> None:
-    one, two = nodes
+def test_c12_an_isolated_host(nodes: list[Node]) -> None:
+    one, two, *_ = nodes
     one.host.cut()
     try:
         checks = examine(one, two)
@@ -132,36 +65,26 @@ def test_c12_an_isolated_host(nodes: tuple[Node, Node]) -> None:
     until(one, two, "ok")
 
 
-def test_c12_a_firewall_before_the_transfers_alone(nodes: tuple[Node, Node]) -> None:
-    one, two = nodes
-    port = one.facts().addresses["tcp"].rpartition(":")[2]
-    one.host.run("nft", "add", "table", "inet", "wall")
-    chain = "{ type filter hook input priority 0 ; }"
-    one.host.run("nft", "add", "chain", "inet", "wall", "input", chain)
-    rule = f"tcp dport {port} drop"
-    one.host.run("nft", "add", "rule", "inet", "wall", "input", *rule.split())
+def test_c12_a_firewall_before_the_transfers_alone(nodes: list[Node]) -> None:
+    one, two, *_ = nodes
+    one.host.wall(f"tcp dport {one.transfer_address[1]} drop")
     try:
         checks = until(one, two, "fail")
     finally:
-        one.host.run("nft", "delete", "table", "inet", "wall")
+        one.host.heal()
     assert checks["control"].state == "ok"
     assert checks["tcp.reach"].value.startswith("n2 cannot reach n1 over tcp: ")
     until(one, two, "ok")
 
 
-def test_large_packets_that_vanish(nodes: tuple[Node, Node]) -> None:
+def test_large_packets_that_vanish(nodes: list[Node]) -> None:
     """As where one end has jumbo frames and a switch has not."""
-    one, two = nodes
-    two.host.run("nft", "add", "table", "inet", "wall")
-    chain = "{ type filter hook input priority 0 ; }"
-    two.host.run("nft", "add", "chain", "inet", "wall", "input", chain)
-    two.host.run(
-        "nft", "add", "rule", "inet", "wall", "input", *["meta", "length", ">", "1400", "drop"]
-    )
+    one, two, *_ = nodes
+    two.host.wall("meta length > 1400 drop")
     try:
         checks = examine(one, two)
     finally:
-        two.host.run("nft", "delete", "table", "inet", "wall")
+        two.host.heal()
     assert checks["control"].state == "ok"
     assert checks["tcp.large"].state == "fail", checks
     assert "MTU" in checks["tcp.large"].what_to_do

@@ -1,247 +1,227 @@
-"""Three node agents on three hosts: blocks move over TCP, whatever the network does meanwhile.
+"""Node agents on four hosts: blocks move over TCP, whatever the network does meanwhile.
 
 Each test ends with the right bytes on the node that asked, without anything being restarted.
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import signal
+import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
-from itertools import count
-from pathlib import Path
+from contextlib import contextmanager
 
 import pytest
-from network import Host, network
+from net_agents import MIB, SPEC, Node, new_chain
+from network import DelayRelay
 
-from workers.client import AgentClient, make_hello
-from workers.core.errors import AgentUnavailableError
-from workers.core.hashing import block_hashes, namespace_digest, root_hash
-from workers.core.messages import LookupReply, StoredSlot
-from workers.core.stats_messages import NamespaceSpec
-from workers.core.transfer_messages import Fetch, HolderRef
-from workers.pool.arena import Slab
+from workers.core.transfer_policy import TransferPolicy
 
 pytestmark = [
     pytest.mark.netns, pytest.mark.heavy, pytest.mark.xdist_group("netns"),
     pytest.mark.timeout(240),
 ]  # fmt: skip
 
-MIB = 1 << 20
 NUM_BLOCKS = 24
-SPEC = NamespaceSpec(
-    "m", "1", "bf16", "LBHNC", "vec", (262_144, 262_144), 32, 64, 1, "tp1"
-)  # 1 MiB a block
-NAMESPACE = namespace_digest(SPEC)
-SLAB_BYTES = 160 * MIB
-FETCH_BOUND_SECONDS = 30.0
-"""No fetch is under way for longer, whatever happens (10 s, and what promotions and stalls add)."""
-_numbers = count(1)
+PAYLOAD_BYTES = NUM_BLOCKS * SPEC.block_bytes
+SEGMENT_BYTES = 1448
+PARALLELISM = TransferPolicy().parallelism
+DELAY_SECONDS = 0.02
+WINDOW_BYTES = 128 * 1024
+CUT_OFF_SECONDS = 10.0
+"""A peer that says nothing is given up by then; each of its own bounds is shorter."""
 
 
-@dataclass
-class Node:
-    """An agent in a host of its own, asked over its Unix socket."""
-
-    host: Host
-    process: subprocess.Popen[bytes]
-    client: AgentClient
-    endpoint: str
-
-    @property
-    def holder(self) -> HolderRef:
-        welcome = self.client.welcome
-        assert welcome is not None
-        return HolderRef(welcome.node_id, self.endpoint, welcome.incarnation)
-
-    def slab(self) -> Slab:
-        welcome = self.client.welcome
-        assert welcome is not None
-        return Slab.attach(welcome.slab_path, welcome.slot_bytes, welcome.header_bytes)
-
-
-@pytest.fixture(scope="module")
-def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Node]]:
-    folder = tmp_path_factory.mktemp("net")
-    with network(3) as hosts:
-        made = [_start(host, index, folder) for index, host in enumerate(hosts, 1)]
-        try:
-            yield made
-        finally:
-            for node in made:
-                node.client.close()
-                node.process.terminate()
-            for node in made:
-                node.process.wait(20)
-
-
-def _start(host: Host, index: int, folder: Path) -> Node:
-    name = f"n{index}"
-    socket = folder / f"{name}.sock"
-    command = [
-        sys.executable, "-m", "workers", "agent", "--node-id", name, "--socket", str(socket),
-        "--tcp", f"{host.address}:7710", "--slab-name", f"perilune-{host.name}.slab",
-        "--slab-bytes", str(SLAB_BYTES), "--block-tokens", "64",
-        "--secret-folder", str(folder), "--transports", "tcp",
-    ]  # fmt: skip
-    with (folder / f"{name}.log").open("wb") as log:
-        process = host.popen(command, stdout=log, stderr=log)
-    client = AgentClient(f"unix:{socket}", make_hello("worker", f"w{index}", namespace=SPEC), 20.0)
-    deadline = time.monotonic() + 60
-    while True:
-        try:
-            client.connect()
-        except AgentUnavailableError:
-            assert time.monotonic() < deadline, (folder / f"{name}.log").read_text()
-            time.sleep(0.1)
-        else:
-            return Node(host, process, client, f"tcp:{host.address}:7710")
-
-
-def content(key: bytes) -> bytes:
-    return (key * (SPEC.block_bytes // len(key) + 1))[: SPEC.block_bytes]
-
-
-def new_chain(num_blocks: int = NUM_BLOCKS) -> list[bytes]:
-    start = next(_numbers) * 100_000
-    tokens = list(range(start, start + 64 * num_blocks))
-    return [bytes(key) for key in block_hashes(root_hash(NAMESPACE, None, None), tokens, 64)]
-
-
-def store(node: Node, keys: list[bytes]) -> None:
-    slab = node.slab()
-    prepared = node.client.prepare_store("transfer:seed", NAMESPACE, b"", keys)
-    done = []
-    for key, ref in zip(keys, prepared.slots, strict=True):
-        assert ref is not None
-        checksum = slab.write_block(ref.slot, ref.generation, key, content(key))
-        done.append(StoredSlot(ref.slot, ref.generation, checksum))
-    node.client.complete_store("transfer:seed", done)
-    node.client.release("transfer:seed")
-    slab.close()
-
-
-def begin(node: Node, holder: HolderRef, keys: list[bytes]) -> None:
-    node.client.call(Fetch("transfer:t", NAMESPACE, keys, holder), LookupReply)
-
-
-def held_when_settled(node: Node, keys: list[bytes]) -> int:
-    """How much is there once nothing is under way any more; that is bounded."""
-    deadline = time.monotonic() + FETCH_BOUND_SECONDS
-    while (found := node.client.lookup(NAMESPACE, keys)).num_pending:
-        assert time.monotonic() < deadline, f"still under way: {found}"
-        time.sleep(0.02)
-    node.client.release("transfer:t")
-    return found.num_held
-
-
-def check_bytes(node: Node, keys: list[bytes]) -> None:
-    slab = node.slab()
-    refs = node.client.prepare_load("load:check", NAMESPACE, keys)
-    assert len(refs) == len(keys)
-    for key, ref in zip(keys, refs, strict=True):
-        assert slab.read_block(ref.slot, ref.generation, key) == content(key)
-    node.client.release("load:check")
-    slab.close()
-
-
-def fetch_until_there(node: Node, holder: HolderRef, keys: list[bytes]) -> None:
-    """As workers do: another request asks again. A breaker may be open for a while."""
-    deadline = time.monotonic() + 60
-    while True:
-        begin(node, holder, keys)
-        if held_when_settled(node, keys) == len(keys):
-            break
-        assert time.monotonic() < deadline, "no recovery"
-        time.sleep(0.5)
-    check_bytes(node, keys)
-
-
-def test_blocks_move_between_three_hosts(nodes: list[Node]) -> None:
-    one, two, three = nodes
-    keys = new_chain()
-    store(one, keys)
-    begin(two, one.holder, keys)
-    begin(three, one.holder, keys)
-    assert held_when_settled(two, keys) == len(keys)
-    assert held_when_settled(three, keys) == len(keys)
-    check_bytes(two, keys)
-    check_bytes(three, keys)
-    moved = two.client.stats().moved_bytes_total
-    assert moved == len(keys) * SPEC.block_bytes
+def test_blocks_move_between_two_and_three_hosts(nodes: list[Node]) -> None:
+    one, two, three, _ = nodes
+    keys = new_chain(NUM_BLOCKS)
+    one.store(keys)
+    before = two.worker.stats().moved_bytes_total
+    two.begin(one.holder, keys)
+    three.begin(one.holder, keys)
+    assert two.held_when_settled(keys) == len(keys)
+    assert three.held_when_settled(keys) == len(keys)
+    two.check_bytes(keys)
+    three.check_bytes(keys)
+    assert two.worker.stats().moved_bytes_total - before == PAYLOAD_BYTES
+    two.begin(one.holder, keys)  # nothing is left to be moved
+    assert two.worker.stats().moved_bytes_total - before == PAYLOAD_BYTES
 
 
 def test_one_percent_loss_is_no_storm(nodes: list[Node]) -> None:
-    one, two, _ = nodes
-    keys = new_chain()
-    store(one, keys)
+    """The caps: the holder's kernel sends at most 10 % of the payload again, the wire carries at most
+    25 % more than it (headers, handshakes and acknowledgements are in that), and we ask again for
+    no more than 10 %: a loss is the kernel's to mend."""
+    one, two, *_ = nodes
+    keys = new_chain(NUM_BLOCKS)
+    one.store(keys)
+    again_before = two.link_to(one).resent_bytes_total
     two.host.lose(1)
     try:
         sent_before, resent_before = one.host.counters()[1], one.host.retransmitted_segments()
-        fetch_until_there(two, one.holder, keys)
+        two.fetch_until_there(one.holder, keys)
         sent = one.host.counters()[1] - sent_before
         resent = one.host.retransmitted_segments() - resent_before
     finally:
         two.host.heal()
-    assert resent > 0
-    assert sent < 1.25 * len(keys) * SPEC.block_bytes, f"{sent} bytes, {resent} segments again"
+    assert 0 < resent * SEGMENT_BYTES < 0.10 * PAYLOAD_BYTES, f"{resent} segments again"
+    assert sent < 1.25 * PAYLOAD_BYTES, f"{sent} bytes, {resent} segments again"
+    assert two.link_to(one).resent_bytes_total - again_before <= 0.10 * PAYLOAD_BYTES
 
 
 def test_a_rate_cap_slows_and_nothing_else(nodes: list[Node]) -> None:
-    one, two, _ = nodes
+    one, two, *_ = nodes
     keys = new_chain(12)
-    store(one, keys)
+    one.store(keys)
+    at_best = len(keys) * MIB * 8 / 100e6
     one.host.cap(100)
     try:
-        began = time.monotonic()
-        fetch_until_there(two, one.holder, keys)
-        took = time.monotonic() - began
+        took = two.fetch_until_there(one.holder, keys)
     finally:
         one.host.cap(None)
-    assert took > 0.8 * 12 * MIB * 8 / 100e6
+    assert 0.8 * at_best < took < 3 * at_best + 2.0
+
+
+@contextmanager
+def long_way(reader: Node, holder: Node, relay_at: Node, loss: float) -> Iterator[DelayRelay]:
+    """All that `reader` reads of `holder` comes over `relay_at`, 20 ms late in each direction."""
+    address = holder.transfer_address
+    with relay_at.host.entered():
+        relay = DelayRelay(
+            address, DELAY_SECONDS, host=relay_at.host.address, window_bytes=WINDOW_BYTES
+        )
+    reader.host.send_elsewhere(address, (relay_at.host.address, relay.port))
+    relay_at.host.lose(loss)
+    try:
+        yield relay
+    finally:
+        relay_at.host.heal()
+        reader.host.heal()
+        relay.close()
+
+
+@pytest.mark.parametrize("loss", [0.0, 1.0])
+def test_a_delay_of_20_ms(nodes: list[Node], loss: float) -> None:
+    """Two connections of a window of 128 KiB carry 2 x 128 KiB / 20 ms = 13 MB/s, so that 24 MiB
+    take 1.9 s and a few round trips of 40 ms; twice that and 2 s more are allowed on a busy machine.
+
+    The caps: no piece is asked for again because it is late, and the kernels send at most 10 % of
+    the payload again (5 % without loss), on both parts of the way together.
+    """
+    one, _, three, four = nodes
+    reader = four if loss else three  # whose link to n1 is not open yet, or was closed when idle
+    relay_at = three if loss else four
+    keys = new_chain(NUM_BLOCKS)
+    one.store(keys)
+    with long_way(reader, one, relay_at, loss) as relay:
+        _reopen(reader, one)
+        again_before = reader.link_to(one).resent_bytes_total
+        hosts = [node.host for node in (one, reader, relay_at)]
+        before = sum(host.retransmitted_segments() for host in hosts)
+        took = reader.fetch_until_there(one.holder, keys)
+        resent = sum(host.retransmitted_segments() for host in hosts) - before
+        assert sum(relay.carried) >= PAYLOAD_BYTES, "the blocks came another way"
+        busy = sorted(relay.carried)[-PARALLELISM:]
+    at_best = PAYLOAD_BYTES / (PARALLELISM * WINDOW_BYTES / DELAY_SECONDS)
+    assert took < 2 * (at_best + 10 * 2 * DELAY_SECONDS) + 2.0
+    assert min(busy) > 0.25 * PAYLOAD_BYTES, f"one connection did all the work: {busy}"
+    assert resent * SEGMENT_BYTES <= (0.10 if loss else 0.05) * PAYLOAD_BYTES
+    assert reader.link_to(one).resent_bytes_total - again_before == 0
+    _reopen(reader, one)
+
+
+def _reopen(reader: Node, holder: Node) -> None:
+    """End the open connections between them; the next fetch opens new ones."""
+    reader.host.run("ss", "-K", "dst", holder.host.address)
+    key = new_chain(1)
+    holder.store(key)
+    reader.fetch_until_there(holder.holder, key)
 
 
 def test_a_cut_of_ten_seconds_heals_without_a_restart(nodes: list[Node]) -> None:
-    one, two, _ = nodes
-    keys = new_chain()
-    store(one, keys)
+    one, two, *_ = nodes
+    keys = new_chain(NUM_BLOCKS)
+    one.store(keys)
     one.host.cap(100)  # so that the cut meets it on its way
-    begin(two, one.holder, keys)
+    two.begin(one.holder, keys)
     time.sleep(0.5)
     one.host.cut()
     cut_at = time.monotonic()
-    held = held_when_settled(two, keys)
+    held = two.held_when_settled(keys)
     assert held < len(keys)
-    assert two.client.stats().pending_blocks == 0
+    assert time.monotonic() - cut_at < CUT_OFF_SECONDS
+    assert two.worker.stats().pending_blocks == 0
     time.sleep(max(0.0, 10 - (time.monotonic() - cut_at)))
     one.host.join()
     one.host.cap(None)
-    fetch_until_there(two, one.holder, keys)
+    two.fetch_until_there(one.holder, keys)
 
 
 def test_a_half_open_peer_is_given_up_and_found_again(nodes: list[Node]) -> None:
-    one, two, three = nodes
-    keys = new_chain()
-    store(one, keys)
+    one, two, three, _ = nodes
+    keys = new_chain(NUM_BLOCKS)
+    one.store(keys)
     one.host.cap(100)
-    begin(two, one.holder, keys)
+    two.begin(one.holder, keys)
     time.sleep(0.5)
     two.host.drop_all()
     try:
-        assert held_when_settled(two, keys) < len(keys)
-        begin(three, one.holder, keys)  # others are served meanwhile
+        began = time.monotonic()
+        assert two.held_when_settled(keys) < len(keys)
+        assert time.monotonic() - began < CUT_OFF_SECONDS
         one.host.cap(None)
-        assert held_when_settled(three, keys) == len(keys)
+        three.begin(one.holder, keys)  # others are served meanwhile
+        assert three.held_when_settled(keys) == len(keys)
     finally:
         two.host.heal()
         one.host.cap(None)
-    fetch_until_there(two, one.holder, keys)
+    two.fetch_until_there(one.holder, keys)
+
+
+@pytest.mark.parametrize("when", ["before it is asked", "while it sends"])
+def test_c18_one_stopped_node_of_four_slows_nobody_else(nodes: list[Node], when: str) -> None:
+    """n2 reads of three others, of which one stops: it is cut off within 10 s, and no read of the
+    others takes more than 3 s, or five times what it took before."""
+    one, two, three, four = nodes
+    keys = new_chain(NUM_BLOCKS)
+    one.store(keys)
+    usual = statistics.median(_read_of(two, three, four) for _ in range(3))
+    one.host.cap(100 if when == "while it sends" else None)
+    try:
+        if when == "while it sends":
+            two.begin(one.holder, keys)
+            time.sleep(0.5)
+        one.process.send_signal(signal.SIGSTOP)
+        stopped_at = time.monotonic()
+        two.begin(one.holder, keys)
+        slowest, held = 0.0, None
+        while held is None or time.monotonic() - stopped_at < 3.0:
+            slowest = max(slowest, _read_of(two, three, four))
+            assert time.monotonic() - stopped_at < CUT_OFF_SECONDS, "still waited for"
+            held = two.settled(keys) if held is None else held
+    finally:
+        one.process.send_signal(signal.SIGCONT)
+        one.host.cap(None)
+    assert held < len(keys)
+    assert slowest < max(3.0, 5 * usual)
+    two.fetch_until_there(one.holder, keys)
+
+
+def _read_of(reader: Node, *holders: Node) -> float:
+    """Seconds that the slowest of these reads took."""
+    chains = [new_chain(4) for _ in holders]
+    for holder, keys in zip(holders, chains, strict=True):
+        holder.store(keys)
+    began = time.monotonic()
+    for holder, keys in zip(holders, chains, strict=True):
+        reader.begin(holder.holder, keys)
+    for keys in chains:
+        assert reader.held_when_settled(keys) == len(keys)
+    return time.monotonic() - began
 
 
 def test_the_books_are_balanced_at_the_end(nodes: list[Node]) -> None:
     for node in nodes:
-        stats = node.client.stats()
+        stats = node.worker.stats()
         assert (stats.pinned_blocks, stats.pending_blocks) == (0, 0)
         assert all(pair.in_flight == 0 for pair in stats.transfers.pairs)
