@@ -25,6 +25,7 @@ from controlplane.fleet.endpoints import router as fleet
 from controlplane.gateways.endpoints import router as gateways
 from controlplane.index_audit.endpoints import router as index_audit
 from controlplane.jobs.endpoints import router as jobs
+from controlplane.ledger.endpoints import router as ledger
 from controlplane.loops.runner import Loops
 from controlplane.metrics.exporter import CONTENT_TYPE, Exporter
 from controlplane.models.endpoints import router as models
@@ -60,7 +61,7 @@ def create_app(settings: Settings, clock: Clock | None = None) -> FastAPI:
     app.state.public_paths = set[str]()
     for router in (
         nodes, fleet, models, policies, decisions, gateways, stats, audit, tokens, events, cache, jobs,
-        index_audit, doctor, transfers,
+        index_audit, doctor, transfers, ledger,
     ):  # fmt: skip
         app.include_router(
             router,

@@ -18,12 +18,15 @@ from controlplane.gateways.service import GatewayRegistry
 from controlplane.gateways.view import ViewRevisions
 from controlplane.index_audit.service import IndexAudit, Resyncer
 from controlplane.jobs.service import JobStore
+from controlplane.ledger.service import Ledger
 from controlplane.metrics.requests import RequestCounts
 from controlplane.models.service import ModelRegistry
 from controlplane.nodes.pool_service import PoolReporter
 from controlplane.nodes.service import NodeRegistry
 from controlplane.overview.service import OverviewService
+from controlplane.policies.schemas import RecordsSpec
 from controlplane.policies.service import PolicyStore
+from controlplane.prompts.service import prune as prune_prompts
 from controlplane.settings import Settings
 from controlplane.stats.service import StatsService
 from controlplane.tokens.service import KeyStore
@@ -55,6 +58,7 @@ class Plane:
         self.policies = PolicyStore(self.clock)
         self.keys = KeyStore(self.clock)
         self.gateways = GatewayRegistry(self.clock)
+        self.ledger = Ledger(self.clock)
         self.decisions = DecisionLog(self.bus, self.clock, self.stats.take_outcome)
         self.pool = PoolReporter(self.clock, self.db, self.nodes, self.stats)
         self.doctor = DoctorService(
@@ -142,7 +146,10 @@ class Plane:
         """Keep histories within their bounds."""
         expired = self.commands.expired()
         async with self.db.write() as tx:
-            await self.decisions.prune(tx.session)
+            records = RecordsSpec.model_validate(self.policies.active["records", "default"].spec)
+            await self.decisions.prune(tx.session, records)
+            await prune_prompts(tx.session, self.clock.now(), records)
+            await self.ledger.prune(tx.session)
             await self.stats.prune(tx.session)
             await audit_repository.prune(tx.session, KEEP_ROWS)
             await self.jobs.prune(tx.session)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -12,6 +10,7 @@ import msgspec
 from sqlalchemy.ext.asyncio import AsyncSession
 
 from controlplane.clock import Clock
+from controlplane.cursors import make_cursor, parse_cursor
 from controlplane.db.session import Transaction
 from controlplane.decisions import repository
 from controlplane.decisions.join import KvOutcome, join, kv_outcome, supersedes
@@ -20,10 +19,11 @@ from controlplane.decisions.schemas import Decision, DecisionList
 from controlplane.decisions.tables import DecisionRow
 from controlplane.errors import InvalidError, NotFoundError
 from controlplane.events.bus import EventBus
+from controlplane.policies.schemas import RecordsSpec
+from controlplane.prompts.service import row_of
+from controlplane.prompts.service import save as save_prompts
 from workers.core.messages import LegReport
 
-KEEP_RECORDS = 50_000
-KEEP_DAYS = 7
 MAX_ID_CHARS = 128
 Legs = dict[str, list[LegReport]]
 
@@ -48,9 +48,13 @@ class DecisionLog:
         joined = [join(d, legs.get(d.transfer_id, [])) for d in news]
         counted = {i for i, row in old.items() if row.kv_counted}
         outcomes = _outcomes(joined, counted)
+        prompts = [row_of(d.request_id, d.at, d.prompt) for d in joined if d.prompt is not None]
+        joined = [d.model_copy(update={"prompt": None}) if d.prompt else d for d in joined]
         rows = [_row(d, d.request_id in counted or d.request_id in outcomes) for d in joined]
         if rows:
             await repository.save(tx.session, rows)
+        if prompts:
+            await save_prompts(tx.session, prompts)
         self._tell(tx, joined, outcomes)
         return len(rows)
 
@@ -106,7 +110,7 @@ class DecisionLog:
         more = len(rows) > limit
         return DecisionList(
             items=[_joined(row, legs) for row in shown],
-            next_cursor=make_cursor(shown[-1]) if more else None,
+            next_cursor=make_cursor(shown[-1].at, shown[-1].request_id) if more else None,
             total=total,
         )
 
@@ -117,14 +121,15 @@ class DecisionLog:
                 f"No request {request_id!r}.",
                 field="request_id",
                 value=request_id,
-                way_out=f"The newest {KEEP_RECORDS} of the last {KEEP_DAYS} days are kept; "
-                "GET /api/v1/decisions lists them.",
+                way_out="Records are kept as the records policy says (perilune policy show "
+                "records/default); GET /api/v1/decisions lists them.",
             )
         return _joined(rows[0], await self._legs(session, [rows[0].transfer_id]))
 
-    async def prune(self, session: AsyncSession) -> None:
-        oldest = self.clock.now() - timedelta(days=KEEP_DAYS)
-        await repository.prune(session, oldest, KEEP_RECORDS)
+    async def prune(self, session: AsyncSession, spec: RecordsSpec) -> None:
+        """Drop what is older or more than the records policy keeps."""
+        oldest = self.clock.now() - timedelta(days=spec.days)
+        await repository.prune(session, oldest, spec.max_records)
 
 
 def _check(decision: Decision, field: str) -> None:
@@ -199,21 +204,3 @@ def _leg_row(report: LegReport, at: datetime) -> dict[str, object]:
         "at": at,
         "record": msgspec.json.encode(report).decode(),
     }
-
-
-def make_cursor(row: DecisionRow) -> str:
-    return base64.urlsafe_b64encode(f"{row.at.isoformat()}|{row.request_id}".encode()).decode()
-
-
-def parse_cursor(cursor: str) -> tuple[datetime, str]:
-    try:
-        text = base64.urlsafe_b64decode(cursor.encode()).decode()
-        at, _, request_id = text.partition("|")
-        return datetime.fromisoformat(at).astimezone(UTC), request_id
-    except (ValueError, binascii.Error, OverflowError) as error:
-        raise InvalidError(
-            "cursor: not a cursor of this list.",
-            field="cursor",
-            value=cursor,
-            way_out="Pass next_cursor as it came, or leave it out.",
-        ) from error

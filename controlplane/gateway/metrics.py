@@ -42,6 +42,10 @@ OUTPUT_TOKENS = _counter("output_tokens", "Output tokens, where the engine told 
 MISMATCH = _counter("tokenizer_mismatch", "Prompts that the engine counted otherwise than we did.")
 SLO_MET = _counter("slo_met", "Streams within the SLO's TTFT and TBT.")
 SLO_MISSED = _counter("slo_missed", "Streams beyond the SLO's TTFT or TBT.")
+SHED = _counter("shed", "Of the rejected, those that had waited for their turn at prefill.")
+PROBES = _counter("probes", "Would-be rejections let in to learn from, ended.")
+PROBES_MET = _counter("probes_met", "Of these, those that met the SLO.")
+FALSE_REJECTS = _gauge("false_reject_ratio", "Share of probes that met the SLO.")
 DROPPED = _counter("decisions_dropped", "Decision records dropped: the buffer was full.")
 RETRIES = _counter("leg_retries", "Tries of a leg that failed and went on elsewhere.", "leg")
 DECODE_SIDE = _counter("decode_side_prefills", "Requests whose prompt decode had to compute.")
@@ -104,7 +108,7 @@ def render(stats: GatewayStats, extra: Extra) -> bytes:
     return ("\n".join(lines) + "\n").encode()
 
 
-def _plain(stats: GatewayStats, extra: Extra) -> list[tuple[Series, int]]:
+def _plain(stats: GatewayStats, extra: Extra) -> list[tuple[Series, float]]:
     return [
         (REQUESTS, stats.requests_total),
         (REJECTED, stats.rejected_total),
@@ -117,6 +121,10 @@ def _plain(stats: GatewayStats, extra: Extra) -> list[tuple[Series, int]]:
         (MISMATCH, stats.tokenizer_mismatch_total),
         (SLO_MET, stats.slo_met_total),
         (SLO_MISSED, stats.slo_missed_total),
+        (SHED, stats.shed_total),
+        (PROBES, stats.probes_total),
+        (PROBES_MET, stats.probes_met_total),
+        (FALSE_REJECTS, stats.probes_met_total / max(1, stats.probes_total)),
         (DROPPED, stats.decisions_dropped_total),
         (DECODE_SIDE, extra.decode_side_prefills),
         (HANDOFF, extra.handoff_missing),

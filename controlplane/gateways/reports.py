@@ -16,4 +16,5 @@ async def take_report(plane: Plane, gateway_id: str, body: GatewayReport) -> Rep
     if body.decisions:
         async with plane.db.write() as tx:
             stored = await plane.decisions.store(tx, body.decisions)
+            await plane.ledger.record(tx.session, body.decisions)
     return ReportReply(stored=stored, view_revision=plane.view.revision)

@@ -30,6 +30,7 @@ HISTOGRAM_FIELDS = {
     "inter_token_latency_seconds": "tbt",
     "queue_seconds": "queue",
 }
+FALSE_REJECTS = "gateway_false_reject_ratio"
 POOL_FIELDS = {"owners": "num_owners"}
 Value = tuple[Sequence[str], float]
 CONTENT_TYPE = CONTENT_TYPE_LATEST
@@ -87,6 +88,7 @@ class Exporter(Collector):
         nodes, workers, gateways = plane.nodes.list(), plane.fleet.list(), plane.gateways.list()
         node_states = Counter(str(node.state) for node in nodes)
         gateway_states = Counter(gateway.state for gateway in gateways)
+        yield "nodes", ("not_ready",), node_states["not_ready"]
         for state in NODE_STATES:
             yield "nodes", (state,), node_states[state]
             yield "gateways", (state,), gateway_states[state]
@@ -122,12 +124,16 @@ class Exporter(Collector):
 
     def _gateways(self) -> Iterator[tuple[str, Sequence[str], float]]:
         simple = [s for s in GATEWAY if s.labels == ("gateway",) and s.kind != "histogram"]
+        simple = [spec for spec in simple if spec.name != FALSE_REJECTS]
         for gateway in self._plane.gateways.live():
             if gateway.stats is None:
                 continue
             for spec in simple:
                 value = getattr(gateway.stats, spec.name.removeprefix("gateway_"))
                 yield spec.name, (gateway.id,), value
+            probes = gateway.stats.probes_total
+            if probes:
+                yield FALSE_REJECTS, (gateway.id,), gateway.stats.probes_met_total / probes
             for worker_id, load in gateway.stats.workers.items():
                 labels = (gateway.id, worker_id)
                 yield "gateway_worker_requests_total", labels, load.requests_total

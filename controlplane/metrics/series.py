@@ -145,6 +145,7 @@ INDEX = (
 
 _PAIR = ("source", "destination", "transport", "priority")
 _LINK = ("node", "peer", "transport")
+_PORT = ("node", "port")
 TRANSFER = (
     SeriesSpec("transfers_total", "counter", _PAIR, "transfers", "Transfers between two nodes that ended."),
     SeriesSpec("transfer_bytes_total", "counter", _PAIR, "bytes", "Bytes that they moved and verified; the doctor's probes are among them, in the class batch."),
@@ -158,6 +159,17 @@ TRANSFER = (
     SeriesSpec("transfer_link_resent_bytes_total", "counter", _LINK, "bytes", "Bytes sent again on the path."),
     SeriesSpec("transfer_link_bandwidth", "gauge", _LINK, "B/s", "Bandwidth as the choice of a transport measures it; no sample before the first large transfer."),
     SeriesSpec("transfer_alarms", "gauge", ("node",), "alarms", "Paths of the node that carry nothing now."),
+    SeriesSpec("rdma_port_active", "gauge", _PORT, "bool", "1 while the port is ACTIVE."),
+    SeriesSpec("rdma_queue_pairs", "gauge", _PORT, "queue pairs", "Queue pairs of the port that are open."),
+    SeriesSpec("rdma_queue_depth", "gauge", _PORT, "work requests", "Effective depth of a queue pair's send queue."),
+    SeriesSpec("rdma_read_bytes_total", "counter", _PORT, "bytes", "Bytes that were read from peers over the port."),
+    SeriesSpec("rdma_written_bytes_total", "counter", _PORT, "bytes", "Bytes that were written into peers' slots over the port."),
+    SeriesSpec("rdma_off_rail_bytes_total", "counter", _PORT, "bytes", "Of these, bytes to or from a port on another rail."),
+    SeriesSpec("rdma_off_numa_bytes_total", "counter", _PORT, "bytes", "Of these, bytes of slots that lie at another memory node than the port."),
+    SeriesSpec("rdma_work_requests_total", "counter", _PORT, "work requests", "Work requests that the device took."),
+    SeriesSpec("rdma_errors_total", "counter", _PORT, "errors", "Queue pairs that broke under traffic."),
+    SeriesSpec("rdma_receiver_not_ready_total", "counter", _PORT, "answers", "Times that a receiver was not ready and was waited for, as the device counts them since the agent opened it."),
+    SeriesSpec("rdma_retries_total", "counter", _PORT, "retries", "Packets lost, late or out of order, as the device counts them since the agent opened it."),
 )  # fmt: skip
 
 GATEWAY = (
@@ -173,6 +185,10 @@ GATEWAY = (
     _gateway("tokenizer_mismatch_total", "counter", "requests", "Prompts that the engine counted otherwise than we did."),
     _gateway("slo_met_total", "counter", "requests", "Requests that met the SLO."),
     _gateway("slo_missed_total", "counter", "requests", "Requests that did not."),
+    _gateway("shed_total", "counter", "requests", "Of the rejected, those that had waited for their turn at prefill."),
+    _gateway("probes_total", "counter", "requests", "Requests that admission would have rejected, let in to learn, and ended."),
+    _gateway("probes_met_total", "counter", "requests", "Of these, those that met the SLO: they would have been rejected falsely."),
+    SeriesSpec("gateway_false_reject_ratio", "gauge", ("gateway",), "ratio", "Share of probes that met the SLO; no sample before the first probe."),
     _gateway("decisions_dropped_total", "counter", "records", "Decision records lost because their queue was full."),
     _gateway("index_blocks", "gauge", "blocks", "Blocks in the prefix index."),
     _gateway("rss_bytes", "gauge", "bytes", "Resident memory of the gateway."),

@@ -21,7 +21,7 @@ BRIDGE_SECONDS = 2.0
 
 GATEWAY_COUNTERS = (
     "requests", "rejected", "failed", "prompt_tokens", "hit_tokens", "output_tokens",
-    "slo_met", "slo_missed",
+    "slo_met", "slo_missed", "shed", "probes", "probes_met",
 )  # fmt: skip
 TOKEN_COUNTERS = frozenset({"prompt_tokens", "hit_tokens"})
 
@@ -177,12 +177,12 @@ class Collector:
         self._add(f"worker:{worker_id}").count(increments)
         self._add("cluster").count(increments)
 
-    def transfer(self, pair: str, seconds: float, *, failed: bool) -> None:
-        """One request's blocks went (or failed to go) from one worker to another."""
+    def transfer(self, pair: str, seconds: float, *, failed: bool, weight: int = 1) -> None:
+        """The blocks of `weight` requests went (or failed to go) from one worker to another."""
         counts = [0] * NUM_COUNTS
-        counts[bucket_of(HISTOGRAM_BOUNDS_SECONDS, seconds)] = 1
+        counts[bucket_of(HISTOGRAM_BOUNDS_SECONDS, seconds)] = weight
         bucket = self._add(f"pair:{pair}")
-        bucket.count({"transfers": 1.0, "failures": float(failed)})
+        bucket.count({"transfers": float(weight), "failures": float(weight * failed)})
         bucket.observe({TRANSFER_HISTOGRAM: counts})
 
     def worker_load(self, worker_id: str) -> tuple[int, int] | None:

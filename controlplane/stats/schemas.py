@@ -7,7 +7,7 @@ from controlplane.schema_base import Schema
 Metric = Literal[
     "requests", "rejected", "failed", "prompt_tokens", "hit_tokens", "output_tokens",
     "ttft_p50_seconds", "ttft_p95_seconds", "tbt_p50_seconds", "tbt_p95_seconds",
-    "queue_p95_seconds", "slo_met", "slo_missed",
+    "queue_p95_seconds", "slo_met", "slo_missed", "shed", "probes", "probes_met",
     "evicted_capacity", "evicted_quota", "evicted_ssd_capacity", "evicted_corrupt",
     "evicted_failed_write", "evicted_tier_lost", "evicted_purge", "evict_attempts",
     "evict_successes", "starved_by_pins", "wanted_again", "corrupt", "store_refused",

@@ -41,7 +41,12 @@ def transfers():
         "resent_bytes_total": 0, "retries_refused_total": 0, "late_completions_total": 0,
         "bytes_per_second": 1e9,
     }  # fmt: skip
-    return {"pairs": [pair], "links": [link]}
+    port = {
+        "name": "mlx5_0/1", "state": "ACTIVE", "gid": "::ffff:10.0.0.1", "gid_index": 3,
+        "gid_type": "roce_v2", "gid_reason": "", "active_mtu": 4096, "queue_depth": 1024,
+        "inline_bytes": 256, "reads": 16, "numa_node": 0, "queue_pairs": 1,
+    }  # fmt: skip
+    return {"pairs": [pair], "links": [link], "ports": [port]}
 
 
 async def scraped(api, bodies):
@@ -67,7 +72,7 @@ async def scraped(api, bodies):
         shm_seconds_by_pair={"p1>d1": 0.5},
         transfers=transfers(),
     )
-    await api.report(workers={"p1": {"running": 1}})
+    await api.report(workers={"p1": {"running": 1}}, probes_total=2, probes_met_total=1)
     api.plane.stats.collector.claims("n1", 10, 1)
     claim = Claim(NodeId("n1"), b"s" * 32, b"k" * 16, "dram")
     api.plane.index_audit.findings("n1").count(claim, stale=True, at=api.clock.now())
