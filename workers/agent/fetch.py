@@ -14,21 +14,20 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from itertools import count
 from typing import Final, Protocol
 
 import msgspec
 
+from workers.agent.peers import Peers
 from workers.agent.pool_requests import short_tenant
+from workers.agent.reservations import Reservations
 from workers.agent.session import Session
 from workers.agent.transfers import NodeTransfers
 from workers.client_async import AsyncAgentClient
-from workers.client_base import make_hello
 from workers.core.clock import Clock
 from workers.core.errors import AgentUnavailableError, ProtocolError, RefusedError
 from workers.core.ids import OwnerId
 from workers.core.messages import (
-    Hello,
     LookupReply,
     PreparedLoad,
     PrepareLoad,
@@ -36,11 +35,10 @@ from workers.core.messages import (
     SlotRef,
     StoredSlot,
 )
-from workers.core.pool_ops import OPERATOR
 from workers.core.pool_state import ClientRef, PoolState
 from workers.core.stats_messages import NamespaceSpec
 from workers.core.transfer_handshake import StaleIncarnationError
-from workers.core.transfer_messages import Fetch, HolderRef
+from workers.core.transfer_messages import Fetch
 from workers.core.transfer_types import (
     PATH_CAUSES,
     Piece,
@@ -55,7 +53,7 @@ LOCATE_SECONDS: Final = 1.0
 PROMOTE_SECONDS: Final = 2.0
 PROMOTE_POLL_SECONDS: Final = 0.01
 MAX_FETCHES: Final = 256
-MAX_PEERS: Final = 256
+MAX_WAITING: Final = 65_536
 BATCH_BYTES: Final = 8 << 20
 """Blocks become readable in batches of about this size: decode starts on the first ones."""
 
@@ -82,6 +80,15 @@ class _Wanted:
 
     key: bytes
     slot: SlotRef
+
+
+@dataclass(slots=True)
+class _Asked:
+    """A fetch that found blocks on their way by other means."""
+
+    session: Session
+    body: Fetch
+    at: float
 
 
 @dataclass(slots=True)
@@ -130,12 +137,16 @@ def _by_another_way(
 class Fetcher:
     """Runs in the agent's loop; `close` before the transfers are closed."""
 
-    def __init__(self, node: FetchingNode, transfers: NodeTransfers) -> None:
+    def __init__(
+        self, node: FetchingNode, transfers: NodeTransfers, peers: Peers, pushes: Reservations
+    ) -> None:
         self._node = node
         self._transfers = transfers
-        self._numbers = count(1)
+        self._peers = peers
+        self._pushes = pushes
         self._tasks: set[asyncio.Task[None]] = set()
-        self._peers: OrderedDict[str, AsyncAgentClient] = OrderedDict()
+        self._waiting: OrderedDict[bytes, _Asked] = OrderedDict()
+        pushes.on_failed = self._pull_instead
         self.counts = {"fetches": 0, "blocks_fetched": 0, "blocks_missing": 0, "refused": 0}
 
     def handlers(self) -> dict[type, Callable[[Session, Fetch], ReplyBody]]:
@@ -146,7 +157,10 @@ class Fetcher:
         pool = self._node.pool
         if pool is None or body.namespace not in self._node.namespaces:
             return LookupReply(0)
+        self._pushes.asked_for(body.owner)
         found = pool.peek(body.namespace, body.block_hashes)
+        if found.num_pending:
+            self._wait(session, body, found)
         present = found.num_held + max(found.num_pending, found.num_on_disk)
         engine = self._transfers.engine
         if present >= len(body.block_hashes) or engine is None:
@@ -166,18 +180,31 @@ class Fetcher:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for client in self._peers.values():
-            await client.close()
-        self._peers.clear()
+
+    # --- pushes that this node waits for ----------------------------------------------------
+
+    def _wait(self, session: Session, body: Fetch, found: LookupReply) -> None:
+        """Remember who waits for what is on its way, perhaps by a push."""
+        for key in body.block_hashes[found.num_held : found.num_held + found.num_pending]:
+            self._waiting[key] = _Asked(session, body, self._node.clock.monotonic())
+        while len(self._waiting) > MAX_WAITING:
+            self._waiting.popitem(last=False)
+
+    def _pull_instead(self, keys: Sequence[bytes]) -> None:
+        """These will not be pushed: pull them at once, before anybody sees that they are missing."""
+        now, patience = self._node.clock.monotonic(), self._transfers.policy.fetch_seconds
+        asked = {id(one): one for key in keys if (one := self._waiting.pop(key, None)) is not None}
+        bodies = {id(one.body): one for one in asked.values() if now - one.at < patience}
+        for one in bodies.values():
+            self.fetch(one.session, one.body)
 
     # --- one fetch --------------------------------------------------------------------------
 
     def _begin(
         self, session: Session, body: Fetch, pool: PoolState, present: int, engine: TransferEngine
     ) -> None:
-        number, now = next(self._numbers), self._node.clock.monotonic()
-        # A connection of its own in the pool's eyes: what it was writing ends with it.
-        client = ClientRef(OPERATOR.connection - number, body.holder.node_id)
+        number, now = next(self._transfers.numbers), self._node.clock.monotonic()
+        client = ClientRef(self._transfers.connection(number), body.holder.node_id)
         owner = OwnerId(f"fetch:{self._node.node_id}:{number}")
         parent = body.block_hashes[present - 1] if present else b""
         keys = body.block_hashes[present:]
@@ -203,7 +230,7 @@ class Fetcher:
         task.add_done_callback(self._tasks.discard)
 
     async def _run(self, pool: PoolState, engine: TransferEngine, job: _Job) -> None:
-        client = self._peer(job.body.holder)
+        client, began = self._peers.get(job.body.holder), self._node.clock.monotonic()
         try:
             slots = await self._locate(client, job)
             welcome = client.welcome
@@ -218,7 +245,10 @@ class Fetcher:
                       pool.block_bytes)
                 for one, there in zip(job.wanted, slots, strict=False)
             ]  # fmt: skip
-            await self._pull(pool, engine, job, pieces, welcome.incarnation)
+            if await self._pull(pool, engine, job, pieces, welcome.incarnation):
+                num_bytes = len(pieces) * pool.block_bytes
+                took = self._node.clock.monotonic() - began
+                self._pushes.pulled(job.body.holder.node_id, num_bytes, took)
         except (AgentUnavailableError, RefusedError, ProtocolError, ValueError) as error:
             holder = job.body.holder
             _log.warning("fetch_failed holder=%s error=%s", holder.node_id, error)
@@ -265,7 +295,8 @@ class Fetcher:
         job: _Job,
         pieces: list[Piece],
         incarnation: int,
-    ) -> None:
+    ) -> bool:
+        """Whether all of it came."""
         size = max(1, BATCH_BYTES // max(1, pool.block_bytes))
         batches = [pieces[start : start + size] for start in range(0, len(pieces), size)]
         requests = [
@@ -277,6 +308,7 @@ class Fetcher:
             for index, batch in enumerate(batches)
         ]  # fmt: skip
         futures: list[Future[TransferResult]] = []
+        whole = True
         try:
             futures.extend(map(engine.submit, requests))
             for request, future in list(zip(requests, futures, strict=True)):
@@ -287,12 +319,14 @@ class Fetcher:
                     second = await asyncio.shield(asyncio.wrap_future(again.future))
                     result = again.joined(result, second)
                 self._landed(pool, list(request.pieces), result)
+                whole = whole and not result.missing
         finally:
             # Only its end says that a transfer writes into no slot any more (I2).
             left = [future for future in futures if not future.done()]
             for request in requests if left else ():
                 engine.cancel(request.transfer_id)
             await asyncio.to_thread(wait, left, STOP_SECONDS)
+        return whole
 
     def _landed(self, pool: PoolState, batch: list[Piece], result: TransferResult) -> None:
         slab = self._transfers.slab
@@ -307,22 +341,3 @@ class Fetcher:
         self.counts["blocks_fetched"] += len(stored)
         self.counts["blocks_missing"] += len(failed)
         self._node.publish()
-
-    # --- peers ------------------------------------------------------------------------------
-
-    def _peer(self, holder: HolderRef) -> AsyncAgentClient:
-        client = self._peers.get(holder.endpoint)
-        if client is None:
-            client = AsyncAgentClient(
-                holder.endpoint, self._hello(), LOCATE_SECONDS, self._transfers.secret
-            )
-            self._peers[holder.endpoint] = client
-            if len(self._peers) > MAX_PEERS:
-                _, oldest = self._peers.popitem(last=False)
-                self._tasks.add(task := asyncio.get_running_loop().create_task(oldest.close()))
-                task.add_done_callback(self._tasks.discard)
-        self._peers.move_to_end(holder.endpoint)
-        return client
-
-    def _hello(self) -> Hello:
-        return make_hello("agent", self._node.node_id)

@@ -22,8 +22,11 @@ from workers.agent.handshake import (
     check_leg_report,
 )
 from workers.agent.metrics import AgentFacts, LegCounters, pool_stats
+from workers.agent.peers import Peers
 from workers.agent.pool_host import PoolHost, Storage
 from workers.agent.pool_requests import PoolRequests
+from workers.agent.push import Pusher
+from workers.agent.reservations import Reservations
 from workers.agent.session import Session
 from workers.agent.settings import AgentSettings
 from workers.agent.transfers import NodeTransfers
@@ -38,6 +41,7 @@ from workers.core.messages import (
     Hello,
     LegReport,
     Refused,
+    Release,
     ReplyBody,
     ReportWorkers,
     RequestBody,
@@ -90,14 +94,20 @@ class Node:
         self.namespaces: dict[bytes, NamespaceSpec] = {}
         self.pool_requests = PoolRequests(self)
         self.transfers = NodeTransfers(settings, self.incarnation, slab_path)
-        self.fetcher = Fetcher(self, self.transfers)
+        self.peers = Peers(settings.node_id, settings.secret)
+        self.reservations = Reservations(self, self.transfers)
+        self.fetcher = Fetcher(self, self.transfers, self.peers, self.reservations)
+        self.pusher = Pusher(self, self.transfers, self.peers)
         self.doctor = Doctor(self, self.transfers)
         self._handlers: dict[type, Callable[[Session, Any], ReplyBody]] = {
             **self.pool_requests.handlers(),
             **CacheOps(self).handlers(),
             **self.fetcher.handlers(),
+            **self.reservations.handlers(),
+            **self.pusher.handlers(),
             **self.doctor.handlers(),
             LegReport: self._leg_report,
+            Release: self._release,
             ReportWorkers: self._report_workers,
             Subscribe: self._subscribe,
             GetStats: lambda _session, _body: self.stats(),
@@ -117,6 +127,9 @@ class Node:
         """End what moves bytes between nodes, before the slab goes."""
         self.transfers.close()
         await self.fetcher.close()
+        await self.pusher.close()
+        self.reservations.close()
+        await self.peers.close()
         await self.doctor.close()
 
     # --- connections ------------------------------------------------------------------------
@@ -148,6 +161,7 @@ class Node:
 
     def goodbye(self, connection: int) -> None:
         """A connection ended, in whatever way."""
+        self.reservations.goodbye(connection)
         if self.sessions.pop(connection, None) is not None and self.pool is not None:
             self.pool.abandon_client(connection)
             self.publish()
@@ -218,7 +232,7 @@ class Node:
             stats,
             endpoint=self.settings.peer_endpoint if self.transfers.engine else "",
             moved_bytes_total=sum(pair.bytes_total for pair in moved.pairs),
-            transfers=moved,
+            transfers=msgspec.structs.replace(moved, modes=self.reservations.modes.report()),
         )
 
     def apply_cache_policy(self, policy: CachePolicy, revision: int = 0) -> None:
@@ -252,6 +266,10 @@ class Node:
         self.leg_reports.append(body)
         self._broadcast(body)
         return Done(1)
+
+    def _release(self, session: Session, body: Release) -> ReplyBody:
+        self.pusher.released(body.owner)
+        return self.pool_requests.release(session, body)
 
     def _report_workers(self, session: Session, body: ReportWorkers) -> ReplyBody:
         if session.hello.role not in {"supervisor", "cli"}:
@@ -309,6 +327,7 @@ class Node:
         events = [] if self.pool is None else self.pool.take_events()
         if events:
             self._broadcast(self.log.append(events))
+            self.pusher.wake()
 
     def _broadcast(self, message: Any) -> None:
         for session in self.sessions.values():

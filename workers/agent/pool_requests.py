@@ -74,7 +74,7 @@ class PoolRequests:
             Holds: self._holds,
             Label: self._label,
             CompleteStore: self._complete_store,
-            Release: self._release,
+            Release: self.release,
             Renew: self._renew,
             ReportCorrupt: self._report_corrupt,
         }
@@ -180,7 +180,7 @@ class PoolRequests:
             pool.labels.note(body.request[:MAX_REQUEST_CHARS], body.label)
         return Done(0)
 
-    def _release(self, session: Session, body: Release) -> ReplyBody:
+    def release(self, session: Session, body: Release) -> ReplyBody:
         pool = self._node.pool
         if body.owner.startswith(OPERATOR_PREFIX):
             return Refused(

@@ -11,6 +11,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from workers.core.transfer_modes import ModeStats
 from workers.core.transfer_types import Direction, Priority, Timing, TransferResult
 
 STAGES: Final = ("queue_wait", "setup", "wire", "verify", "total")
@@ -145,6 +146,7 @@ class TransferStats(msgspec.Struct, frozen=True):
     pairs: list[PairStats] = []
     links: list[LinkStats] = []
     alarms: list[str] = []
+    modes: list[ModeStats] = []  # how blocks of other nodes' prefill legs come here
     policy_revision: int = 0  # of the control plane's `transfer`, that acts here
     at: float = 0.0  # the node's monotonic seconds, as in `SlowTransfer.ended_at`
     ports: list[RdmaPortStats] = []

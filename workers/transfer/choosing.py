@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from workers.core.transfer_choice import CostModel
+from workers.core.transfer_choice import PRIORS, Cost, CostModel
 from workers.core.transfer_stats import CHOICE_BYTES
 from workers.core.transfer_types import Direction, LinkId, TransferRequest
 from workers.transfer.base import PeerAddress, Transport
@@ -50,11 +50,19 @@ class Chooser:
         """These and no others. One that this node does not have is kept, and shown as such."""
         self._overrides = dict(list(overrides.items())[:MAX_OVERRIDES])
 
-    def choose(self, peer: PeerAddress | None, request: TransferRequest, now: float) -> str:
-        """ValueError: the peer is unknown, or has nothing in common with this node."""
+    def choose(
+        self,
+        peer: PeerAddress | None,
+        request: TransferRequest,
+        now: float,
+        among: Collection[str] | None = None,
+    ) -> str:
+        """Of these, if any are named. ValueError: the peer is unknown, or has nothing in common with
+        this node."""
         if peer is None:
             raise ValueError(f"peer = {request.peer!r}: no address of it is known")
-        chosen = self.find(peer, request, now)
+        num_bytes = sum(piece.num_bytes for piece in request.pieces)
+        chosen = self._cheapest(peer, request.direction, num_bytes, now, among)
         if chosen is None:
             raise ValueError(
                 f"peer {request.peer} offers {sorted(peer.addresses)}, "
@@ -82,10 +90,25 @@ class Chooser:
         why = self._why(peer, direction, forced, now)
         return Judged(chosen == link.transport, forced == link.transport, seconds, why)
 
+    def best_cost(self, peer: PeerAddress | None, direction: Direction, now: float) -> Cost:
+        """Of the path that a transfer of `CHOICE_BYTES` would take; a peer that is not known yet is
+        taken to be reached over TCP."""
+        name = None if peer is None else self._cheapest(peer, direction, CHOICE_BYTES, now)
+        if peer is None or name is None:
+            return PRIORS["tcp"]
+        return self.costs.cost(LinkId(peer.node_id, name), now)
+
     def _cheapest(
-        self, peer: PeerAddress, direction: Direction, num_bytes: int, now: float
+        self,
+        peer: PeerAddress,
+        direction: Direction,
+        num_bytes: int,
+        now: float,
+        among: Collection[str] | None = None,
     ) -> str | None:
         offered = self.offered(peer, direction)
+        if among is not None:
+            offered = [name for name in offered if name in among]
         forced = self._overrides.get((peer.node_id, direction))
         if forced in offered:
             return forced

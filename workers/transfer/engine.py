@@ -17,14 +17,14 @@ import random
 import select
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Final
 
 from workers.clock import SystemClock
 from workers.core.clock import Clock
-from workers.core.transfer_choice import CostModel
+from workers.core.transfer_choice import Cost, CostModel
 from workers.core.transfer_pacing import CAP_SHARE
 from workers.core.transfer_state import Transfers
 from workers.core.transfer_stats import LinkStats, PairKey, TransferLedger, TransferStats
@@ -134,6 +134,12 @@ class TransferEngine:
     def costs(self) -> CostModel:
         return self.chooser.costs
 
+    def best_cost(self, peer: str, direction: Direction) -> Cost:
+        """As measured, of the cheapest path to that peer; a prior where nothing is known."""
+        with self._lock:
+            address = self._peers.get(peer)
+            return self.chooser.best_cost(address, direction, self.clock.monotonic())
+
     def override(
         self, peer: str, transport: str | None, direction: Direction = Direction.PULL
     ) -> None:
@@ -155,6 +161,7 @@ class TransferEngine:
         request: TransferRequest,
         *,
         transport: str | None = None,
+        among: Collection[str] | None = None,
         on_arrived: OnArrived | None = None,
     ) -> Future[TransferResult]:
         """Start a transfer. It ends at its deadline at the latest, or shortly after.
@@ -172,7 +179,7 @@ class TransferEngine:
                 raise ValueError(f"transfer {request.transfer_id}: there is one of that name")
             now = self.clock.monotonic()
             peer = self._peers.get(request.peer)
-            chosen = transport or self.chooser.choose(peer, request, now)
+            chosen = transport or self.chooser.choose(peer, request, now, among)
             self.chooser.used(LinkId(request.peer, chosen), request.direction)
             self._futures[request.transfer_id] = future
             if on_arrived is not None:

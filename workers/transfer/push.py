@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Final
 
 MAX_RESERVED: Final = 65_536
+OnLanded = Callable[[int, int, int], None]
+"""Slot, generation, checksum."""
 
 
 @dataclass(slots=True)
@@ -26,7 +28,7 @@ class ReservedSlots:
     says False, and the slot must not be used for anything else yet.
     """
 
-    def __init__(self, on_landed: Callable[[int, int, int], None]) -> None:
+    def __init__(self, on_landed: OnLanded) -> None:
         self._on_landed = on_landed
         self._slots: dict[int, _Slot] = {}
         self._lock = threading.Lock()
