@@ -82,7 +82,12 @@ def nodes(items: list[Node]) -> str:
         )
         for node in items
     )
-    return table(head, rows, "No node has joined. perilune up starts one.")
+    listed = table(head, rows, "No node has joined. perilune up starts one.")
+    told = [
+        f"{node.id} is not ready: {node.not_ready}" for node in items if node.state == "not_ready"
+    ]
+    told += [f"{node.id}: {node.transfer_problem}" for node in items if node.transfer_problem and not node.not_ready]  # fmt: skip
+    return "\n".join([listed, *told])
 
 
 def workers(items: list[Worker]) -> str:

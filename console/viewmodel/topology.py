@@ -142,6 +142,8 @@ def _state(node: Node, worker: Worker | None, seconds: float) -> Text:
         return Text(f"lost {numbers.age(seconds)}", "critical")
     if node.state == "stale" or is_old(seconds):
         return Text(f"stale {numbers.age(seconds)}", "stale")
+    if node.state == "not_ready" and (worker is None or worker.state == "ready"):
+        return Text("not ready", "critical")
     return Text("ready", "well") if worker is None else _worker_state(worker)
 
 

@@ -57,7 +57,11 @@ class PinKeeper:
     async def look(self) -> None:
         """Cheap while no agent restarts: it reads memory."""
         # before it holds anything there is nothing to pin
-        ready = [n for n in self._plane.nodes.list() if n.state == "ready" and n.used_blocks]
+        ready = [
+            n
+            for n in self._plane.nodes.list()
+            if n.state in ("ready", "not_ready") and n.used_blocks
+        ]
         joined = {node.id: node.joined_at for node in ready}
         if not joined.items() - self._joined.items():
             return

@@ -57,3 +57,21 @@ def _links(heard: Sequence[PoolStats]) -> Iterator[Sample]:
             yield "transfer_link_bandwidth", labels, link.bytes_per_second
     for stats in heard:
         yield "transfer_alarms", (stats.node_id,), len(stats.transfers.alarms)
+    yield from _ports(heard)
+
+
+def _ports(heard: Sequence[PoolStats]) -> Iterator[Sample]:
+    ports = [(stats.node_id, port) for stats in heard for port in stats.transfers.ports]
+    for node, port in ports[:MAX_ROWS]:
+        labels = (node, port.name)
+        yield "rdma_port_active", labels, float(port.state == "ACTIVE")
+        yield "rdma_queue_pairs", labels, port.queue_pairs
+        yield "rdma_queue_depth", labels, port.queue_depth
+        yield "rdma_read_bytes_total", labels, port.read_bytes_total
+        yield "rdma_written_bytes_total", labels, port.written_bytes_total
+        yield "rdma_off_rail_bytes_total", labels, port.off_rail_bytes_total
+        yield "rdma_off_numa_bytes_total", labels, port.off_numa_bytes_total
+        yield "rdma_work_requests_total", labels, port.work_requests_total
+        yield "rdma_errors_total", labels, port.errors_total
+        yield "rdma_receiver_not_ready_total", labels, port.receiver_not_ready_total
+        yield "rdma_retries_total", labels, port.retries_total

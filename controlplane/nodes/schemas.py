@@ -7,8 +7,9 @@ from pydantic import Field
 
 from controlplane.schema_base import MAX_INTEGER, Page, Schema
 
-NodeState = Literal["ready", "stale", "lost"]
-"""ready: heartbeat younger than 3 s; stale: younger than 10 s; lost: older."""
+NodeState = Literal["ready", "not_ready", "stale", "lost"]
+"""ready: heartbeat younger than 3 s; stale: younger than 10 s; lost: older. not_ready: it is heard,
+and has no way to move blocks that it was told to have; its own workers serve on."""
 
 
 class Node(Schema):
@@ -21,6 +22,8 @@ class Node(Schema):
     joined_at: datetime
     last_heartbeat_at: datetime
     heartbeat_age_seconds: float
+    not_ready: str = ""  # why, and what to do
+    transfer_problem: str = ""  # a transport that is wanted and not had, while others do
     events_endpoint: str = ""  # unix:/path or tcp:host:port of the agent
     index_epoch: int = 0  # gateways read the node's blocks anew when it grows
     block_tokens: int | None = None

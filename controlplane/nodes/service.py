@@ -188,9 +188,12 @@ class NodeRegistry:
 
     def to_schema(self, node: LiveNode) -> Node:
         stats = node.stats
+        lacks = stats.transfers.not_ready if stats else ""
         return Node(
             id=node.id,
-            state=node.state,
+            state="not_ready" if node.state == "ready" and lacks else node.state,
+            not_ready=lacks,
+            transfer_problem=stats.transfers.problem if stats else "",
             incarnation=node.incarnation,
             restarts=node.restarts,
             joined_at=node.joined_at,

@@ -193,3 +193,17 @@ async def test_namespaces_come_as_hex(api, bodies):
     reply = response.json()
     assert reply["cache_policy_revision"] == 1
     assert reply["cache_policy"]["lease_seconds"] == 30.0
+
+
+async def test_c06_a_node_that_lacks_the_transport_it_must_have_is_not_ready(api):
+    reason = "rdma = 17179869184: the locked-memory limit is 8 MiB. `ulimit -l unlimited`"
+    await api.heartbeat("n1", transfers={"not_ready": reason, "problem": reason})
+    await api.heartbeat("n2", transfers={"problem": reason})
+    first, second = (await api.get("/nodes"))["items"]
+    assert (first["state"], first["not_ready"]) == ("not_ready", reason)
+    assert (second["state"], second["transfer_problem"]) == ("ready", reason)
+    assert 'perilune_nodes{state="not_ready"} 1.0' in (await api.http.get("/metrics")).text
+    await _silence(api, 11)
+    assert (await api.get("/nodes"))["items"][0]["state"] == "lost"
+    await api.heartbeat("n1", transfers={})
+    assert (await api.get("/nodes"))["items"][0]["state"] == "ready"
