@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from controlplane.policies.schemas import PolicyRevision
 
 PolicyArgument = Annotated[str, typer.Argument(metavar="KIND/SCOPE", help="e.g. slo/default")]
-KINDS = ("slo", "scheduling", "cache", "admission", "transfer")
+KINDS = ("slo", "scheduling", "cache", "admission", "transfer", "records")
 
 get_app = typer.Typer(
     help="List nodes, workers, requests, rejections, transfers.", no_args_is_help=True

@@ -10,6 +10,7 @@ from controlplane.ledger.tables import LedgerRow
 from controlplane.models.tables import ModelRow
 from controlplane.nodes.tables import NodeRow
 from controlplane.policies.tables import ActiveRow, RevisionRow
+from controlplane.prompts.tables import PromptRow
 from controlplane.stats.tables import StatRow
 from controlplane.tokens.tables import KeyRow
 
@@ -26,6 +27,7 @@ __all__ = [
     "LegRow",
     "ModelRow",
     "NodeRow",
+    "PromptRow",
     "RevisionRow",
     "StatRow",
     "WorkerRow",

@@ -11,6 +11,8 @@ from controlplane.decisions.repository import Filters
 from controlplane.decisions.schemas import Decision, DecisionList, RequestStatus
 from controlplane.decisions.service import check_time
 from controlplane.deps import PlaneDep
+from controlplane.prompts import service as prompts
+from controlplane.prompts.schemas import Prompt
 
 router = APIRouter(tags=["decisions"])
 Text = Annotated[str | None, Query(max_length=256)]
@@ -52,6 +54,13 @@ async def get_decision(
 ) -> Decision:
     async with plane.db.read() as session:
         return await plane.decisions.find(session, request_id)
+
+
+@router.get("/decisions/{request_id}/prompt")
+async def get_prompt(plane: PlaneDep, request_id: Annotated[str, Path(max_length=128)]) -> Prompt:
+    """Block keys of the request's prompt, and its token ids where the records policy keeps them."""
+    async with plane.db.read() as session:
+        return await prompts.find(session, request_id)
 
 
 def _utc(since: datetime | None) -> datetime | None:

@@ -26,6 +26,8 @@ class KvOutcome:
     pair: str | None
     transfer_seconds: float
     transfer_failed: bool
+    weight: int = 1
+    """Requests that it stands for, where records are sampled."""
 
 
 def join(decision: Decision, reports: Iterable[LegReport]) -> Decision:
@@ -88,6 +90,7 @@ def kv_outcome(decision: Decision) -> KvOutcome | None:
         pair=f"{decision.prefill_worker}>{decision.decode_worker}" if moved else None,
         transfer_seconds=sum(stages) if stages else leg.kv_wait_seconds,
         transfer_failed=leg.failed_blocks > 0,
+        weight=decision.sampled_one_in,
     )
 
 

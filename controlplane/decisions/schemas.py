@@ -5,6 +5,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from controlplane.prompts.schemas import PromptRecord
 from controlplane.schema_base import Page, Schema
 
 RequestStatus = Literal[
@@ -80,6 +81,14 @@ class Verdict(Schema):
     met: bool | None = None  # null: not known
 
 
+class ObservedPlacement(Schema):
+    """What another algorithm would have done with the request."""
+
+    algorithm: str
+    worker_id: str
+    predicted_ttft_seconds: float  # queue, transfer and prefill, as of the candidates
+
+
 class Decision(Schema):
     """One request. A running one is sent again, whole, when it ends: the later record wins."""
 
@@ -116,9 +125,12 @@ class Decision(Schema):
     phases: list[Phase] = []
     prefill_leg: Leg | None = None
     decode_leg: Leg | None = None
+    observed_placement: ObservedPlacement | None = None  # where the scheduling policy observes
     priority: str = ""  # class by which it waited
     dispatch_wait_seconds: float | None = None  # for its turn at the prefill worker; null: none
     admission: Verdict | None = None  # null where the prediction kept the SLO
+    sampled_one_in: int = 1  # of requests like this one, so many are recorded as one
+    prompt: PromptRecord | None = None  # on its way in only: GET /decisions/{id}/prompt has it
 
 
 class DecisionList(Page):

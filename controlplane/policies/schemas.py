@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
+from controlplane.core.placement import Algorithm
 from controlplane.schema_base import MAX_INTEGER, Page, Schema
 from workers.core.errors import ConfigError
 from workers.core.policies.registry import DEFAULT_POLICY, check_policy
@@ -13,7 +14,7 @@ from workers.core.transfer_pacing import CAP_SHARE
 from workers.core.transfer_policy import PAIR_PATTERN
 from workers.core.transfer_types import SMALL_PIECE_BYTES
 
-PolicyKind = Literal["slo", "scheduling", "cache", "admission", "transfer"]
+PolicyKind = Literal["slo", "scheduling", "cache", "admission", "transfer", "records"]
 SCOPE_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,63}$"
 """`default`, or a model."""
 SLO_SCOPE_PATTERN = (
@@ -42,14 +43,23 @@ StuckSeconds = Annotated[float, Field(ge=1, le=86_400)]
 
 
 class SchedulingSpec(Schema):
-    """`cost` is R31 (queue + transfer + prefill); `round_robin` the baseline.
+    """`placement` chooses prefill workers: `cost` is ours (queue + transfer + prefill, with a
+    transfer only where it is quicker than computing, and `load_weight` times the work that others
+    wait for); `mooncake`, `cache_aware`, `least_loaded` and `round_robin` are baselines. What the
+    one that `observe` names would have done goes into the decision records. `explore_share` of
+    requests try another worker than the best, where that costs little. `prefill_tflops` is what a
+    worker reaches, for predictions before the first measurement.
 
     Requests that wait longer than `max_..._s` in a state are stuck: `watchdog` ends them, or only
     reports. `max_silence_s` is to a stream's first or next piece, `max_reply_s` of a plain reply.
     """
 
-    placement: Literal["cost", "round_robin"] = "cost"
+    placement: Algorithm = "cost"
+    observe: Algorithm | None = None
     balancing_threshold: Annotated[float, Field(ge=1, le=100)] = 1.25
+    explore_share: Annotated[float, Field(ge=0, le=0.5)] = 0.01
+    load_weight: Annotated[float, Field(ge=0, le=100)] = 4.0
+    prefill_tflops: Annotated[float | None, Field(gt=0, le=1_000_000)] = None
     max_concurrent_per_decode: Annotated[int, Field(ge=1, le=4096)] = 16
     watchdog: Literal["end", "report"] = "end"
     max_waiting_s: StuckSeconds = 120.0
@@ -218,13 +228,29 @@ class TransferSpec(Schema):
         return value
 
 
-PolicySpec = SloSpec | SchedulingSpec | CacheSpec | AdmissionSpec | TransferSpec
+class RecordsSpec(Schema):
+    """What is recorded of requests, and for how long.
+
+    Of requests that ended well one in `sample_one_in` is recorded; of others, all. `prompts`: what
+    is kept of their prompts beside the record, block keys or token ids too (ids are text).
+    """
+
+    sample_one_in: Annotated[int, Field(ge=1, le=100_000)] = 1
+    prompts: Literal["none", "keys", "tokens"] = "keys"
+    days: Annotated[int, Field(ge=1, le=365)] = 7
+    max_records: Annotated[int, Field(ge=100, le=10_000_000)] = 50_000
+    prompt_hours: Annotated[int, Field(ge=1, le=8_760)] = 24
+    prompt_mib: Annotated[int, Field(ge=1, le=65_536)] = 256
+
+
+PolicySpec = RecordsSpec | SloSpec | SchedulingSpec | CacheSpec | AdmissionSpec | TransferSpec
 SPEC_OF_KIND: dict[str, type[PolicySpec]] = {
     "slo": SloSpec,
     "scheduling": SchedulingSpec,
     "cache": CacheSpec,
     "admission": AdmissionSpec,
     "transfer": TransferSpec,
+    "records": RecordsSpec,
 }
 
 

@@ -22,7 +22,7 @@ from controlplane.policies.schemas import SCOPE_PATTERN, SPEC_OF_KIND, PolicyRev
 from controlplane.policies.tables import RevisionRow
 from controlplane.problems import invalid
 
-KINDS = ("slo", "scheduling", "cache", "admission", "transfer")
+KINDS = ("slo", "scheduling", "cache", "admission", "transfer", "records")
 DEFAULT_SCOPE = "default"
 MAX_SCOPES = 200
 KEEP_REVISIONS = 1000

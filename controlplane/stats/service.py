@@ -64,11 +64,16 @@ class StatsService:
     def take_outcome(self, outcome: KvOutcome) -> None:
         if outcome.decode_seconds is not None:  # a wait without its whole is no ratio
             self.collector.kv_wait(
-                outcome.decode_worker, outcome.waited_seconds, outcome.decode_seconds
+                outcome.decode_worker,
+                outcome.waited_seconds * outcome.weight,
+                outcome.decode_seconds * outcome.weight,
             )
         if outcome.pair is not None:
             self.collector.transfer(
-                outcome.pair, outcome.transfer_seconds, failed=outcome.transfer_failed
+                outcome.pair,
+                outcome.transfer_seconds,
+                failed=outcome.transfer_failed,
+                weight=outcome.weight,
             )
 
     def points(self) -> dict[str, dict[str, float]]:
