@@ -214,10 +214,10 @@ def _verdict(
         return f"breaks TTFT SLO by {duration(over)}" if over > 0 else "breaks the SLO"
     if priced is winner:
         return f"chosen: {priced.note}" if priced.note else "chosen"
-    if by_turn:
-        return "not its turn"
     if priced.note:
         return priced.note
+    if by_turn:
+        return "not its turn"
     slower = priced.ttft_seconds - winner.ttft_seconds
     terms = {
         "queue": priced.option.queue_seconds - winner.option.queue_seconds,

@@ -158,8 +158,7 @@ class Gateway:
             now = monotonic()
             self.records.sweep(now)
             self._watch.scan(now)
-            for worker in self.cluster.workers.values():
-                worker.learn()
+            self.cluster.learn()
 
     def _load_tokenizers(self, view: View) -> None:
         """In the tokenisers' thread: 50 ms to seconds each; requests go on without meanwhile."""

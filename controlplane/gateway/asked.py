@@ -21,6 +21,10 @@ MAX_ECHOED_ID = 200
 """Bytes of a client's own request id; a longer one comes back as ours."""
 
 
+DEFAULT_COMPLETION_TOKENS = 16
+"""What engines generate for /v1/completions where the body gives no cap."""
+
+
 class Asked(msgspec.Struct):
     """A request of /v1 with its ids, tenant and prompts (None: tokens unknown)."""
 
@@ -37,6 +41,16 @@ class Asked(msgspec.Struct):
     @property
     def num_tokens(self) -> int | None:
         return None if self.prompts is None else sum(map(len, self.prompts))
+
+    @property
+    def max_output_tokens(self) -> int | None:
+        """The client's own cap; None: the engine's limit holds."""
+        fields = self.body.fields
+        cap = fields.get("max_completion_tokens") if self.body.chat else None
+        cap = fields.get("max_tokens") if cap is None else cap
+        if type(cap) is int and cap > 0:
+            return cap
+        return None if cap is not None or self.body.chat else DEFAULT_COMPLETION_TOKENS
 
     @property
     def pool_tenant(self) -> str:

@@ -12,9 +12,12 @@ import msgspec
 import structlog
 
 from controlplane.core.admission import AdmissionRules, Slo, Standing
+from controlplane.core.expected import ExpectedBlocks
+from controlplane.core.fitting import Average
 from controlplane.core.health import DataPathHealth
 from controlplane.core.pairing import DecodeSlots, Granted, SlotLimit
-from controlplane.core.prediction import DecodeModel, PrefillModel, PrefillQueue
+from controlplane.core.placement import Algorithm, Rules
+from controlplane.core.prediction import DecodeModel, PrefillModel, PrefillQueue, share_priors
 from controlplane.core.watching import Bounds
 from controlplane.gateway.admission import Desk, rules_of, slo_of
 from controlplane.gateway.dispatch import Dispatch
@@ -35,6 +38,9 @@ from workers.core.prefix_index import PrefixIndex
 log = structlog.get_logger(__name__)
 
 DEFAULT_SCOPE = "default"
+FIRST_OUTPUT_TOKENS = 256
+"""Expected of a request before any has ended."""
+MAX_MODELS_LEARNED = 256
 
 
 @dataclass(slots=True)
@@ -48,15 +54,16 @@ class WorkerState:
     prefill_times: PrefillModel = field(default_factory=PrefillModel)
     decode_times: DecodeModel = field(default_factory=DecodeModel)
     prefill_queue: PrefillQueue = field(default_factory=PrefillQueue)
+    kv_capacity_tokens: int | None = None  # of the engine's own memory; None: it has not said
     _prefilled: deque[tuple[int, int, float]] = field(default_factory=lambda: deque(maxlen=16))
-    _decoded: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=16))
+    _decoded: deque[tuple[int, float, int]] = field(default_factory=lambda: deque(maxlen=16))
 
     def prefilled(self, uncached_tokens: int, cached_tokens: int, seconds: float) -> None:
         """A sample for `learn`; of many in a short time the last ones count."""
         self._prefilled.append((uncached_tokens, cached_tokens, seconds))
 
-    def decoded(self, running: int, tbt_seconds: float) -> None:
-        self._decoded.append((running, tbt_seconds))
+    def decoded(self, running: int, tbt_seconds: float, kv_tokens: int = 0) -> None:
+        self._decoded.append((running, tbt_seconds, kv_tokens))
 
     def learn(self) -> None:
         """Fit the predictions to the samples: off the request path, a few times a second."""
@@ -70,8 +77,8 @@ class WorkerState:
 class Scheduling:
     """The active scheduling policy's spec."""
 
-    placement: str = "cost"
-    balancing_threshold: float = 1.25
+    rules: Rules = field(default_factory=Rules)
+    observe: Algorithm | None = None  # another one, whose choices go into the records
     max_concurrent_per_decode: int = 16
     bounds: Bounds = field(default_factory=Bounds)
 
@@ -115,6 +122,8 @@ class Cluster:
         self.health = DataPathHealth()
         self.slots = DecodeSlots(settings.limits.max_waiting)
         self.paths = Paths()
+        self.expected = ExpectedBlocks()
+        self._output_tokens: dict[str, Average] = {}  # by model: what requests generate lately
         self._policies: dict[str, Policies] = {}
         self._waiters: dict[str, asyncio.Future[str]] = {}  # request -> granted worker
         self._bad_url = ""  # said last
@@ -255,11 +264,39 @@ class Cluster:
             for name, state in self.workers.items()
         ]  # fmt: skip
 
+    # --- learning ---
+
+    def learn(self) -> None:
+        """Fit the predictions, off the request path."""
+        by_model: dict[str, list[PrefillModel]] = {}
+        for state in self.workers.values():
+            state.learn()
+            by_model.setdefault(state.row.model, []).append(state.prefill_times)
+        for models in by_model.values():
+            share_priors(models)
+        self.paths.learn()
+
+    def generated(self, model: str, output_tokens: int) -> None:
+        """A request has ended with so many tokens of output."""
+        mean = self._output_tokens.get(model)
+        if mean is None and len(self._output_tokens) < MAX_MODELS_LEARNED:
+            mean = self._output_tokens[model] = Average(weight=0.02)
+        if mean is not None:
+            mean.observe(output_tokens)
+
+    def expected_output(self, model: str, most: int | None) -> int:
+        """Tokens that a request will generate: the recent mean (R36), at most what it asks for."""
+        mean = self._output_tokens.get(model)
+        expected = FIRST_OUTPUT_TOKENS if mean is None or mean.value is None else round(mean.value)
+        return expected if most is None else min(expected, most)
+
     # --- decode slots ---
 
-    async def wait_for_slot(self, request_id: str, model: str, seconds: float) -> str | None:
+    async def wait_for_slot(
+        self, request_id: str, model: str, seconds: float, kv_tokens: int = 0
+    ) -> str | None:
         """Worker of the granted slot; None when there is none in time, or the queue is full."""
-        if not self.slots.wait(request_id, model):
+        if not self.slots.wait(request_id, model, kv_tokens):
             return None
         waiter = self._waiters[request_id] = asyncio.get_running_loop().create_future()
         try:
@@ -325,10 +362,20 @@ def _scheduling(policy: ViewPolicy | None) -> Scheduling:
         return Scheduling()
     spec = policy.spec
     return Scheduling(
-        placement=spec.get("placement", "cost"),
-        balancing_threshold=float(spec.get("balancing_threshold", 1.25)),
+        rules=_rules(spec),
+        observe=spec.get("observe"),
         max_concurrent_per_decode=int(spec.get("max_concurrent_per_decode", 16)),
         bounds=_bounds(spec),
+    )
+
+
+def _rules(spec: dict[str, Any]) -> Rules:
+    usual = Rules()
+    return Rules(
+        algorithm=spec.get("placement", usual.algorithm),
+        balancing_threshold=float(spec.get("balancing_threshold", usual.balancing_threshold)),
+        explore_share=float(spec.get("explore_share", usual.explore_share)),
+        load_weight=float(spec.get("load_weight", usual.load_weight)),
     )
 
 

@@ -10,6 +10,7 @@ from controlplane.core.routing import order_decode
 from controlplane.gateway.answers import error_event
 from controlplane.gateway.bodies import KvParams, decode_leg, ours
 from controlplane.gateway.cluster import WorkerState
+from controlplane.gateway.learning import take_decode
 from controlplane.gateway.legs import (
     LegError,
     PrefillReply,
@@ -196,8 +197,7 @@ def _streamed(run: Running, worker: WorkerState, relay: Relay) -> None:
     times.observe_handover(relay.first_at - outcome.decode_sent_at)
     times.observe_service(monotonic() - outcome.slot_at)
     if len(relay.gaps) >= MIN_GAPS:
-        running = run.context.cluster.slots.running(worker.row.id)
-        worker.decoded(running, sum(relay.gaps) / len(relay.gaps))
+        take_decode(run, worker, sum(relay.gaps) / len(relay.gaps))
     plan, slo = run.plan, run.plan.policies.slo
     count_slo(slo, decision, run.context.stats)
     desk = run.context.cluster.desk

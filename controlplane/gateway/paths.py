@@ -1,13 +1,19 @@
-"""Which nodes can pull blocks from which, and what that costs, as their agents measured it."""
+"""Which nodes can pull blocks from which, and what that costs: as legs showed it, or else as the
+nodes' agents measured it."""
 
 from __future__ import annotations
 
+from collections import deque
+
+from controlplane.core.prediction import TransferModel
 from controlplane.core.routing import TransferCost
 from controlplane.gateway.bodies import Holder
 from workers.core.stats_messages import PoolStats
 from workers.core.transfer_choice import PRIORS
 from workers.core.transfer_stats import LinkStats
 
+MAX_PAIRS = 4096
+"""Pairs of nodes whose transfers are learned; further ones go by the agents' measurements."""
 _PRIOR = PRIORS["tcp"]
 
 
@@ -17,6 +23,8 @@ class Paths:
     def __init__(self) -> None:
         self.holders: dict[str, Holder] = {}
         self.costs: dict[str, dict[str, TransferCost]] = {}
+        self.learned: dict[tuple[str, str], TransferModel] = {}
+        self._moved: deque[tuple[str, str, int, float]] = deque(maxlen=256)
 
     def take(self, stats: PoolStats) -> None:
         """A node's own report: whether it can be reached, and what its pulls have cost."""
@@ -29,8 +37,28 @@ class Paths:
         best = _best_links(stats.transfers.links)
         for source in self.holders:
             if source != node_id:
-                cost = _cost(best.get(source), bytes_per_token)
-                self.costs.setdefault(source, {})[node_id] = cost
+                measured = _cost(best.get(source), bytes_per_token)
+                self.costs.setdefault(source, {})[node_id] = self._known(source, node_id, measured)
+
+    def moved(self, source: str, destination: str, tokens: int, seconds: float) -> None:
+        """A leg's transfer, for `learn`; of many in a short time the last ones count."""
+        self._moved.append((source, destination, tokens, seconds))
+
+    def learn(self) -> None:
+        """Fit the costs of pairs to what came since: off the request path."""
+        while self._moved:
+            source, destination, tokens, seconds = self._moved.popleft()
+            cost = self.costs.get(source, {}).get(destination)
+            if cost is None:
+                continue  # one of them has left
+            model = self.learned.get((source, destination))
+            if model is None:
+                if len(self.learned) >= MAX_PAIRS:
+                    continue
+                model = TransferModel(cost.base_seconds, cost.seconds_per_token)
+                self.learned[source, destination] = model
+            model.observe(tokens, seconds)
+            self.costs[source][destination] = self._known(source, destination, cost)
 
     def drop(self, node_id: str) -> None:
         """The node has left, or can no longer be reached."""
@@ -40,6 +68,14 @@ class Paths:
             costs.pop(node_id, None)
             if not costs:
                 del self.costs[source]
+        for pair in [pair for pair in self.learned if node_id in pair]:
+            del self.learned[pair]
+
+    def _known(self, source: str, destination: str, measured: TransferCost) -> TransferCost:
+        model = self.learned.get((source, destination))
+        if model is None or not model.is_fitted:
+            return measured
+        return TransferCost(model.seconds_per_token, model.base_seconds)
 
 
 def _bytes_per_token(stats: PoolStats) -> float | None:

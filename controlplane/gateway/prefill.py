@@ -9,6 +9,7 @@ from controlplane.core.routing import Priced
 from controlplane.gateway import turns
 from controlplane.gateway.bodies import KvParams, ours, prefill_leg
 from controlplane.gateway.cluster import WorkerState
+from controlplane.gateway.learning import expect, take_prefill
 from controlplane.gateway.legs import LegError, PrefillReply, leg_head
 from controlplane.gateway.running import Running
 
@@ -61,7 +62,9 @@ async def _try(run: Running, worker: WorkerState, priced: Priced) -> PrefillRepl
     head = leg_head(asked.request_id, "p", asked.request.headers)
     now = monotonic()
     tokens = asked.num_tokens or 0
-    worker.prefill_queue.start(asked.request_id, priced.prefill_seconds, tokens, now)
+    service = priced.prefill_seconds + priced.transfer_seconds
+    worker.prefill_queue.start(asked.request_id, service, tokens, now)
+    expect(run, worker.row.node_id)
     run.step(PrefillStarted(worker.row.id))
     context.cluster.health.started(worker.row.id, now)
     run.decision.prefill_worker = worker.row.id
@@ -78,7 +81,7 @@ async def _try(run: Running, worker: WorkerState, priced: Priced) -> PrefillRepl
     run.outcome.prefill_done_at = monotonic()
     run.step(_PREFILL_ENDED)
     context.cluster.health.served(worker.row.id)
-    _served(run, worker, reply)
+    _served(run, worker, priced, reply)
     return reply
 
 
@@ -93,7 +96,7 @@ def _params(run: Running, worker: WorkerState, priced: Priced) -> KvParams | Non
     return ours(run.asked.params("prefill", num_blocks, holder))
 
 
-def _served(run: Running, worker: WorkerState, reply: PrefillReply) -> None:
+def _served(run: Running, worker: WorkerState, priced: Priced, reply: PrefillReply) -> None:
     """Compare token counts, and let the worker's prediction learn."""
     decision, stats = run.decision, run.context.stats
     decision.engine_prompt_tokens = reply.prompt_tokens
@@ -109,14 +112,15 @@ def _served(run: Running, worker: WorkerState, reply: PrefillReply) -> None:
     if run.record is not None and run.context.agents.follows(worker.row.node_id):
         run.record.expected.add("prefill")
         run.record.has_agent = True
-        run.record.on_prefill_leg = lambda leg: worker.prefilled(
-            leg.computed_tokens, leg.device_hit_tokens + leg.pool_hit_tokens, seconds
-        )
+        run.record.on_prefill_leg = lambda leg: take_prefill(
+            run, worker, priced, leg.computed_tokens,
+            leg.device_hit_tokens + leg.pool_hit_tokens, seconds,
+        )  # fmt: skip
     elif total is not None:
         cached = min(reply.cached_tokens or 0, total)
         if reply.cached_tokens is not None:
             decision.hit_tokens = cached
-        worker.prefilled(total - cached, cached, seconds)
+        take_prefill(run, worker, priced, total - cached, cached, seconds)
 
 
 def _on_decode_side(run: Running) -> PrefillReply:

@@ -36,7 +36,7 @@ def new_decision(asked: Asked, plan: Plan, gateway_id: str, planned_at: float) -
         api="chat" if asked.body.chat else "completions",
         stream=asked.body.stream,
         policy_revisions=plan.policies.revisions,
-        balancing_threshold=plan.policies.scheduling.balancing_threshold,
+        balancing_threshold=plan.policies.scheduling.rules.balancing_threshold,
         prompt_tokens=asked.num_tokens,
         prefill_candidates=prefill_candidates(
             plan.prefill, by_turn=plan.by_turn, broken_slo_seconds=slo
@@ -45,6 +45,7 @@ def new_decision(asked: Asked, plan: Plan, gateway_id: str, planned_at: float) -
         predicted_ttft_seconds=plan.predicted_ttft_seconds,
         priority=plan.standing.priority,
         admission=verdict_of(plan.admission, plan.policies.slo),
+        observed_placement=plan.observed,
     )
 
 

@@ -78,7 +78,7 @@ class Running:
         self.staged: KvParams | None = None  # at a foreign prefill worker, until decode takes it
         now = monotonic()
         self.plan: Plan = context.scheduler.plan(
-            asked.model, asked.prompts, asked.salt, now, asked.standing
+            asked.model, asked.prompts, asked.salt, now, asked.standing, asked.max_output_tokens
         )
         planned_at = self.outcome.planned_at = monotonic()
         gateway_id = context.settings.gateway_id
@@ -121,7 +121,10 @@ class Running:
 
     def finish(self) -> None:
         """The answer is complete; `decision.status` says how."""
-        self.context.stats.output_tokens += self.decision.output_tokens or 0
+        output_tokens = self.decision.output_tokens
+        if output_tokens is not None:
+            self.context.stats.output_tokens += output_tokens
+            self.context.cluster.generated(self.asked.model, output_tokens)
         self.step(_FINISHED)
 
     def fail(self, error: AnswerError) -> None:
@@ -202,6 +205,7 @@ class Running:
         context, request_id = self.context, self.asked.request_id
         match command:
             case EndPrefillLoad(worker_id):
+                context.cluster.expected.end(request_id)
                 worker = context.cluster.workers.get(worker_id)
                 if worker is not None and request_id in worker.prefill_queue:
                     self.service_seconds = worker.prefill_queue.end(request_id, monotonic())
@@ -215,6 +219,7 @@ class Running:
                     taker = context.cluster.workers.get(self.decision.decode_worker)
                     context.staged.release(taker, self.asked, self.staged)
             case CloseRecord():
+                context.cluster.expected.end(request_id)
                 context.cluster.dispatch.leave(request_id)
                 self._close_record()
 

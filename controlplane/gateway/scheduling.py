@@ -2,29 +2,45 @@
 
 from array import array
 from collections.abc import Sequence
+from itertools import count
+from random import Random
 from time import monotonic
 
 import msgspec
 
 from controlplane.core.admission import Admission, Predicted, Standing
 from controlplane.core.fairness import QueuedLeg
+from controlplane.core.placement import Algorithm, Placing, Rules, place, shared_tokens
 from controlplane.core.routing import (
     DecodeOption,
     PrefillOption,
     Priced,
     Source,
-    order_by_cost,
-    order_by_turn,
     order_decode,
 )
 from controlplane.gateway.cluster import Cluster, Policies, WorkerState
+from controlplane.gateway.wire import ObservedPlacement
 from workers.core.hashing import block_hashes, root_hash
+from workers.core.ids import BlockHash
 
 UNKNOWN_PROMPT_TOKENS = 512
 """Assumed for prices where a prompt's tokens cannot be known."""
 
-
 _NOBODY = Standing()
+
+
+class Held(msgspec.Struct):
+    """Of a request's prompts, by node. `coming`: tokens that will be there when the legs on their
+    way have run. `keys`: the block keys of its only prompt, in `namespace`."""
+
+    blocks: dict[str, int] = {}
+    tokens: dict[str, int] = {}
+    coming: dict[str, int] = {}
+    namespace: bytes = b""
+    keys: Sequence[BlockHash] = ()
+
+    def usable(self, node_id: str) -> int:
+        return max(self.tokens.get(node_id, 0), self.coming.get(node_id, 0))
 
 
 class Plan(msgspec.Struct):
@@ -32,7 +48,7 @@ class Plan(msgspec.Struct):
 
     policies: Policies
     prefill: list[Priced]
-    by_turn: bool
+    by_turn: bool  # the order is not by cost
     decode: list[DecodeOption]
     free_decode: list[DecodeOption]
     admission: Admission
@@ -43,6 +59,9 @@ class Plan(msgspec.Struct):
     held_blocks: dict[str, int] = {}  # node -> blocks of the prompt
     standing: Standing = Standing()
     predicted_tbt_seconds: float | None = None
+    held: Held = msgspec.field(default_factory=Held)
+    kv_tokens: int = 0  # prompt and expected output
+    observed: ObservedPlacement | None = None
 
 
 class Scheduler:
@@ -50,7 +69,8 @@ class Scheduler:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._turn = 0
+        self._turns = count()
+        self._chance = Random().random  # noqa: S311 - draws who explores, no secrets
 
     def plan(
         self,
@@ -59,6 +79,7 @@ class Scheduler:
         salt: str | None,
         now: float,
         standing: Standing = _NOBODY,
+        max_output_tokens: int | None = None,
     ) -> Plan:
         """`prompts` None: tokens unknown; then no prefix counts and prices assume a length."""
         cluster = self._cluster
@@ -71,38 +92,41 @@ class Scheduler:
             self._prefill_option(state, held, num_tokens, now, standing)
             for state in prefill_workers
         ]
-        by_turn = policies.scheduling.placement == "round_robin"
-        source: Source | None = None
-        if by_turn:
-            ordered = order_by_turn(options, num_tokens, self._turn)
-            self._turn += 1
-        else:
-            threshold = policies.scheduling.balancing_threshold
-            source = self._source(held)
-            ordered = order_by_cost(options, num_tokens, threshold, source)
+        rules = policies.scheduling.rules
+        source = self._source(held)
+        placing = Placing(
+            num_tokens, next(self._turns), self._chance(),
+            shared_tokens(held.tokens.values(), len(options)),
+        )  # fmt: skip
+        ordered = place(rules, options, placing, source)
         first = ordered[0] if ordered else None
-        decode = [self._decode_option(state, first, num_tokens) for state in decode_workers]
-        free = order_decode(decode)
+        kv_tokens = num_tokens + cluster.expected_output(model, max_output_tokens)
+        decode = [self._decode_option(state, first, kv_tokens) for state in decode_workers]
+        free = order_decode(decode, kv_tokens)
+        by_turn = rules.algorithm not in ("cost", "mooncake")
         plan = Plan(policies, ordered, by_turn, decode, free, Admission(admitted=True), None, None)
         plan.source, plan.standing = source, standing
-        plan.held_blocks = {node: blocks for node, (blocks, _) in held.items()}
+        plan.held, plan.held_blocks, plan.kv_tokens = held, held.blocks, kv_tokens
+        if policies.scheduling.observe is not None:
+            plan.observed = _observe(policies.scheduling.observe, rules, options, placing, source)
         self._predict(plan, num_tokens, model, now)
         return plan
 
-    def _source(self, held: dict[str, tuple[int, int]]) -> Source | None:
+    def _source(self, held: Held) -> Source | None:
         """The node that holds most, where blocks can be brought from it at all."""
-        if not self._cluster.paths.costs or not held:
+        if not self._cluster.paths.costs or not held.tokens:
             return None
-        node_id = max(held, key=lambda node: held[node][1])
-        tokens, costs = held[node_id][1], self._cluster.paths.costs.get(node_id)
+        node_id = max(held.tokens, key=held.tokens.__getitem__)
+        tokens, costs = held.tokens[node_id], self._cluster.paths.costs.get(node_id)
         return Source(node_id, tokens, costs) if tokens and costs else None
 
     def choose_decode(self, plan: Plan, model: str, num_tokens: int | None) -> None:
         """Anew, after a wait."""
         first = plan.prefill[0] if plan.prefill else None
         workers = self._cluster.serving(model, "decode", monotonic())
-        plan.decode = [self._decode_option(state, first, num_tokens or 0) for state in workers]
-        plan.free_decode = order_decode(plan.decode)
+        tokens = max(plan.kv_tokens, num_tokens or 0)
+        plan.decode = [self._decode_option(state, first, tokens) for state in workers]
+        plan.free_decode = order_decode(plan.decode, tokens)
 
     def decode_options(self, model: str, now: float) -> list[DecodeOption]:
         """Decode workers as of now, for another try."""
@@ -110,9 +134,9 @@ class Scheduler:
 
     def _held(
         self, workers: list[WorkerState], prompts: Sequence[Sequence[int]] | None, salt: str | None
-    ) -> dict[str, tuple[int, int]]:
-        """For each node: blocks and tokens that it holds of the prompts, from their heads."""
-        held: dict[str, tuple[int, int]] = {}
+    ) -> Held:
+        """What nodes hold of the prompts, from their heads, and will soon."""
+        held = Held({}, {}, {})
         if not prompts or not self._cluster.index.nodes():
             return held
         for namespace, block_tokens in _namespaces(workers):
@@ -120,24 +144,32 @@ class Scheduler:
             for tokens in prompts:
                 if len(tokens) < block_tokens or not _are_int32(tokens):
                     continue
-                hashes = block_hashes(root, tokens, block_tokens)
-                lengths = self._cluster.index.held_lengths(namespace, hashes)
+                keys = block_hashes(root, tokens, block_tokens)
+                held.namespace, held.keys = namespace, keys
+                lengths = self._cluster.index.held_lengths(namespace, keys)
+                most = len(tokens) - 1
                 for node, blocks in lengths.items():
-                    before = held.get(node, (0, 0))
-                    usable = min(blocks * block_tokens, len(tokens) - 1)
-                    held[node] = (before[0] + blocks, before[1] + usable)
+                    if blocks:
+                        usable = min(blocks * block_tokens, most)
+                        held.blocks[node] = held.blocks.get(node, 0) + blocks
+                        held.tokens[node] = held.tokens.get(node, 0) + usable
+                for name, blocks in self._cluster.expected.lengths(keys).items():
+                    usable = min(blocks * block_tokens, most)
+                    held.coming[name] = held.coming.get(name, 0) + usable
+        if len(prompts) > 1:
+            held.keys = ()
         return held
 
     def _prefill_option(
         self,
         state: WorkerState,
-        held: dict[str, tuple[int, int]],
+        held: Held,
         num_tokens: int,
         now: float,
         standing: Standing,
     ) -> PrefillOption:
         row = state.row
-        own = min(held.get(row.node_id, (0, 0))[1], num_tokens)
+        own = min(held.usable(row.node_id), num_tokens)
         return PrefillOption(
             worker_id=row.id,
             node_id=row.node_id,
@@ -160,16 +192,18 @@ class Scheduler:
         return dispatch.ahead_seconds(row.id, leg)
 
     def _decode_option(
-        self, state: WorkerState, first: Priced | None = None, num_tokens: int = 0
+        self, state: WorkerState, first: Priced | None = None, kv_tokens: int = 0
     ) -> DecodeOption:
-        row = state.row
-        running = self._cluster.slots.running(row.id)
-        tbt = (
-            state.decode_times.predict_tbt(running + 1) if state.decode_times.num_samples else None
-        )
-        handover = self._handover(state, first, num_tokens)
-        cap = self._cluster.decode_cap(row)
-        return DecodeOption(row.id, row.node_id, running, cap, tbt, handover)
+        """`kv_tokens`: of the request, prompt and expected output."""
+        row, slots = state.row, self._cluster.slots
+        running, in_use = slots.running(row.id), slots.kv_tokens(row.id)
+        tbt = None
+        if state.decode_times.num_samples:
+            tbt = state.decode_times.predict_tbt(running + 1, in_use + kv_tokens)
+        return DecodeOption(
+            row.id, row.node_id, running, self._cluster.decode_cap(row), tbt,
+            self._handover(state, first, kv_tokens), in_use, state.kv_capacity_tokens,
+        )  # fmt: skip
 
     def _handover(self, state: WorkerState, first: Priced | None, num_tokens: int) -> float:
         """Seconds to bring the prompt's KV to a decode worker; without a path, to compute it."""
@@ -218,6 +252,18 @@ class Scheduler:
             return 0.0
         ahead = self._cluster.slots.waiting(model) + 1
         return ahead * (sum(services) / len(services)) / num_slots
+
+
+def _observe(
+    algorithm: Algorithm, rules: Rules, options: list[PrefillOption], placing: Placing,
+    source: Source | None,
+) -> ObservedPlacement | None:  # fmt: skip
+    others = msgspec.structs.replace(rules, algorithm=algorithm, explore_share=0.0)
+    ordered = place(others, options, placing, source)
+    if not ordered:
+        return None
+    first = ordered[0]
+    return ObservedPlacement(algorithm, first.option.worker_id, first.ttft_seconds)
 
 
 def _are_int32(tokens: Sequence[int]) -> bool:

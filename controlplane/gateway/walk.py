@@ -74,7 +74,7 @@ async def _take_slot(run: Running) -> None:
     plan = run.plan
     if plan.free_decode:
         worker_id = _first(run)
-        run.context.cluster.slots.take(run.asked.request_id, worker_id)
+        run.context.cluster.slots.take(run.asked.request_id, worker_id, plan.kv_tokens)
     elif plan.decode:
         worker_id = await _wait_for_slot(run)
     else:
@@ -98,7 +98,8 @@ def _first(run: Running) -> str:
 async def _wait_for_slot(run: Running) -> str:
     asked, cluster = run.asked, run.context.cluster
     seconds = run.context.settings.timeouts.slot
-    worker_id = await cluster.wait_for_slot(asked.request_id, asked.model, seconds)
+    tokens = run.plan.kv_tokens
+    worker_id = await cluster.wait_for_slot(asked.request_id, asked.model, seconds, tokens)
     if worker_id is None:
         waiting = cluster.slots.num_waiting
         message = (

@@ -135,6 +135,14 @@ class Verdict(msgspec.Struct, omit_defaults=True):
     met: bool | None = None
 
 
+class ObservedPlacement(msgspec.Struct, frozen=True):
+    """What another algorithm would have done with the request."""
+
+    algorithm: str
+    worker_id: str
+    predicted_ttft_seconds: float  # queue, transfer and prefill, as of the candidates
+
+
 class Decision(msgspec.Struct, omit_defaults=True):
     """A decision record."""
 
@@ -171,6 +179,7 @@ class Decision(msgspec.Struct, omit_defaults=True):
     phases: list[Phase] = []
     prefill_leg: Leg | None = None
     decode_leg: Leg | None = None
+    observed_placement: ObservedPlacement | None = None
     priority: str = ""
     dispatch_wait_seconds: float | None = None
     admission: Verdict | None = None

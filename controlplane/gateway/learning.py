@@ -1,0 +1,34 @@
+"""What finished legs teach: times of workers and of transfers between nodes."""
+
+from controlplane.core.routing import Priced
+from controlplane.gateway.cluster import WorkerState
+from controlplane.gateway.running import Running
+
+WELL_KNOWN = 8
+"""Samples after which a worker's prefill times can be told from what a transfer took."""
+
+
+def expect(run: Running, node_id: str) -> None:
+    """Leg 1 is on its way there, and its blocks will be."""
+    run.context.cluster.expected.start(run.asked.request_id, node_id, run.plan.held.keys)
+
+
+def take_prefill(
+    run: Running, worker: WorkerState, priced: Priced, computed: int, cached: int, seconds: float
+) -> None:
+    """Leg 1 computed and found so many tokens. Where some came from another node, what it took
+    beyond a prefill's own time was the transfer."""
+    source = run.plan.source
+    moved = cached - priced.option.own_prefix_tokens
+    if not priced.transfer_seconds or source is None or moved <= 0:
+        worker.prefilled(computed, cached, seconds)
+    elif worker.prefill_times.num_samples >= WELL_KNOWN:
+        rest = seconds - worker.prefill_times.predict(computed, cached)
+        paths = run.context.cluster.paths
+        paths.moved(source.node_id, worker.row.node_id, moved, max(0.0, rest))
+
+
+def take_decode(run: Running, worker: WorkerState, tbt_seconds: float) -> None:
+    """A stream's mean time between pieces, beside what runs there as it ends."""
+    slots, name = run.context.cluster.slots, worker.row.id
+    worker.decoded(slots.running(name), tbt_seconds, slots.kv_tokens(name))
