@@ -89,14 +89,6 @@ class ObservedPlacement(Schema):
     predicted_ttft_seconds: float  # queue, transfer and prefill, as of the candidates
 
 
-class ObservedPlacement(Schema):
-    """What another algorithm would have done with the request."""
-
-    algorithm: str
-    worker_id: str
-    predicted_ttft_seconds: float  # queue, transfer and prefill, as of the candidates
-
-
 class Decision(Schema):
     """One request. A running one is sent again, whole, when it ends: the later record wins."""
 
@@ -133,7 +125,6 @@ class Decision(Schema):
     phases: list[Phase] = []
     prefill_leg: Leg | None = None
     decode_leg: Leg | None = None
-    observed_placement: ObservedPlacement | None = None  # where the scheduling policy observes
     observed_placement: ObservedPlacement | None = None  # where the scheduling policy observes
     priority: str = ""  # class by which it waited
     dispatch_wait_seconds: float | None = None  # for its turn at the prefill worker; null: none
