@@ -1,4 +1,4 @@
-"""Verbs that measure: `perilune bench gateway`."""
+"""Verbs that measure: `perilune bench gateway`, `perilune bench overload`."""
 
 import json
 from enum import StrEnum
@@ -20,12 +20,17 @@ def register(app: typer.Typer) -> None:
     """Add to the group `bench`, which another package may have made already."""
     for info in app.registered_groups:
         if info.name == GROUP and info.typer_instance is not None:
-            info.typer_instance.command("gateway")(gateway)
+            _verbs(info.typer_instance)
             return
     group = typer.Typer(name=GROUP, help="Measure parts of the product.", no_args_is_help=True)
     group.callback()(_group)
-    group.command("gateway")(gateway)
+    _verbs(group)
     app.add_typer(group, name=GROUP)
+
+
+def _verbs(group: typer.Typer) -> None:
+    group.command("gateway")(gateway)
+    group.command("overload")(overload)
 
 
 def _group() -> None:
@@ -50,6 +55,34 @@ def gateway(
     name = None if peer is Peer.NONE else peer.value
     path = model or _default_model()
     result = run_gateway_bench(peer=name, load=load, model_path=path, rounds=rounds)
+    if as_json:
+        print(json.dumps(result))
+        return
+    for key, value in result.items():
+        _show(key, value)
+
+
+def overload(
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    seconds: Annotated[float, typer.Option(min=2, max=3600, help="Of load, in each mode.")] = 60,
+    factor: Annotated[float, typer.Option(min=0.1, max=10, help="Load over capacity.")] = 1.5,
+    slo_ttft: Annotated[float, typer.Option(min=0.05, help="SLO: seconds to first token.")] = 2.0,
+    percentile: Annotated[float, typer.Option(min=50, max=99.9, help="That are to keep it.")] = 95,
+    probe_share: Annotated[float, typer.Option(min=0, max=0.5, help="Let in to learn.")] = 0.05,
+    prefill_ms: Annotated[float, typer.Option(min=0.01, help="A token, as emulated.")] = 0.2,
+    seed: Annotated[int, typer.Option(help="Of the load.")] = 1,
+) -> None:
+    """Goodput beyond capacity with admission and without, and how many rejections were wrong.
+
+    A gateway and emulated workers; requests within the SLO as their clients saw them.
+    """
+    from controlplane.bench.overload import Overload, run_overload_bench  # noqa: PLC0415 - heavy
+
+    bench = Overload(
+        seconds=seconds, factor=factor, max_ttft_seconds=slo_ttft, percentile=percentile,
+        probe_share=probe_share, prefill_ms_per_token=prefill_ms, seed=seed,
+    )  # fmt: skip
+    result = run_overload_bench(bench)
     if as_json:
         print(json.dumps(result))
         return
