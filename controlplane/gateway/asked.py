@@ -59,13 +59,17 @@ class Asked(msgspec.Struct):
         return "" if self.tenant == DEFAULT_TENANT else self.tenant
 
     def params(
-        self, leg: Literal["prefill", "decode"], num_blocks: int | None, holder: Holder | None
+        self,
+        leg: Literal["prefill", "decode"],
+        num_blocks: int | None,
+        holder: Holder | None,
+        target: Holder | None = None,
     ) -> LegParams:
         """What the leg's worker is told beside the client's own body."""
         headers = self.request.headers
         return LegParams(
             self.request_id, leg, num_blocks, session_of(headers), holder, label_of(headers),
-            self.pool_tenant,
+            target, self.pool_tenant,
         )  # fmt: skip
 
     def client_headers(self, passed: bytes) -> bytes:

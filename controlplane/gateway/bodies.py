@@ -132,6 +132,7 @@ class LegParams(msgspec.Struct, frozen=True, omit_defaults=True):
     session: Session = ""
     holder: Holder | None = None
     label: str = ""  # the request's class, as its client names it
+    target: Holder | None = None  # of leg 1: the node of leg 2, where blocks may be pushed to
     tenant: str = ""  # whose quota the blocks count against; "" for the default tenant
 
 

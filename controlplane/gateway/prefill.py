@@ -7,7 +7,7 @@ from controlplane.core.handshake import prefill_params as foreign_params
 from controlplane.core.lifecycle import PrefillEnded, PrefillStarted
 from controlplane.core.routing import Priced
 from controlplane.gateway import turns
-from controlplane.gateway.bodies import KvParams, ours, prefill_leg
+from controlplane.gateway.bodies import Holder, KvParams, ours, prefill_leg
 from controlplane.gateway.cluster import WorkerState
 from controlplane.gateway.learning import expect, take_prefill
 from controlplane.gateway.legs import LegError, PrefillReply, leg_head
@@ -86,14 +86,25 @@ async def _try(run: Running, worker: WorkerState, priced: Priced) -> PrefillRepl
 
 
 def _params(run: Running, worker: WorkerState, priced: Priced) -> KvParams | None:
-    """With the node to pull from, where that was priced in."""
+    """With the node to pull from, where that was priced in, and decode's, to push to."""
     if worker.row.handshake != "perilune":
         return foreign_params(worker.row.handshake, run.asked.request_id)
     source, num_blocks, holder = run.plan.source, None, None
     if priced.transfer_seconds and source is not None:
         holder = run.context.cluster.paths.holders.get(source.node_id)
         num_blocks = run.plan.held_blocks.get(source.node_id)
-    return ours(run.asked.params("prefill", num_blocks, holder))
+    return ours(run.asked.params("prefill", num_blocks, holder, _target(run, worker)))
+
+
+def _target(run: Running, worker: WorkerState) -> Holder | None:
+    """The node of the decode worker whose slot is held, where that is another one."""
+    cluster = run.context.cluster
+    decode = cluster.workers.get(run.life.slot_worker)
+    if decode is None or decode.row.node_id == worker.row.node_id:
+        return None
+    if decode.row.handshake != "perilune":
+        return None
+    return cluster.paths.holders.get(decode.row.node_id)
 
 
 def _served(run: Running, worker: WorkerState, priced: Priced, reply: PrefillReply) -> None:

@@ -118,6 +118,7 @@ class Planner:
         self._matcher.remove(request_id)
         state.block_ids = list(block_ids)
         state.store_from = 0
+        self._push(state)
         if not state.was_allocated:
             state.was_allocated = True
             state.device_hit_tokens = state.local_tokens
@@ -127,6 +128,16 @@ class Planner:
             self._plan_load(state, num_external_tokens, now)
         else:
             self._unpin(state)
+
+    def _push(self, state: RequestState) -> None:
+        """Once it runs, leg 1's blocks may go to leg 2's node as they are stored."""
+        info = state.info
+        if state.pushed or info.target is None or info.leg != "prefill" or not state.hashes:
+            return
+        if self._settings.stores:
+            state.pushed = True
+            owner = transfer_owner(info.transfer_id)
+            self._pool.push(owner, state.hashes, info.target, state.tenant)
 
     def _count_short(self, state: RequestState) -> None:
         """Leg 1 promised leg 2 a prefix; what is missing of it is a hole."""

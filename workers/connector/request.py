@@ -46,6 +46,9 @@ class PoolCalls(Protocol):
     ) -> LookupReply | None:
         """Have the agent pull what it lacks of `hashes`, a chain from its head, from that node."""
 
+    def push(self, owner: str, hashes: Sequence[bytes], target: HolderRef, tenant: str) -> None:
+        """Have the agent send this chain to that node as its blocks are stored, some time soon."""
+
     def pin_prefix(self, owner: str, hashes: Sequence[bytes]) -> int:
         """Pin what is held or being stored; for how many blocks, 0 without an answer."""
 
@@ -81,6 +84,7 @@ class RequestInfo:
     leg: str = ""  # "prefill", "decode", or empty for a request that came past the gateway
     expected_blocks: int = 0  # of leg 2: what leg 1 stored; of leg 1: what the holder has
     holder: HolderRef | None = None  # another node, to pull these blocks from
+    target: HolderRef | None = None  # of leg 1: the node of leg 2, to push its blocks to
     session: SessionHint = ""
     label: str = ""  # its class, for policies that learn by class
     tenant: str = ""  # its name, where the gateway gives one
@@ -138,6 +142,7 @@ class RequestState:
     promotion: Promotion | None = None
     promoted: bool = False  # asked for, whatever came of it
     gave_up: bool = False
+    pushed: bool = False  # asked for, whatever came of it
     fetched: bool = False  # asked for, whatever came of it
     fetch_began: float | None = None
     fetch_seconds: float = 0.0

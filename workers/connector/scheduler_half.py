@@ -32,7 +32,7 @@ from workers.core.messages import (
     SlotRef,
 )
 from workers.core.stats_messages import NamespaceSpec
-from workers.core.transfer_messages import Fetch, HolderRef
+from workers.core.transfer_messages import Fetch, HolderRef, Push
 
 logger = logging.getLogger(__name__)
 
@@ -96,6 +96,9 @@ class SessionPool:
         if reply is not None:
             self._owners.add(owner)
         return reply
+
+    def push(self, owner: str, hashes: Sequence[bytes], target: HolderRef, tenant: str) -> None:
+        self._session.post(Push(owner, self.namespace, list(hashes), target, tenant))
 
     def pin_prefix(self, owner: str, hashes: Sequence[bytes]) -> int:
         body = PinPrefix(owner, self.namespace, list(hashes))
@@ -203,6 +206,7 @@ def request_info(request: Any, block_tokens: int) -> RequestInfo:
         leg=_text(params.get("leg")),
         expected_blocks=_count(params.get("num_blocks")),
         holder=_holder(params.get("holder")),
+        target=_holder(params.get("target")),
         session=_session(params.get("session")),
         label=_text(params.get("label")),
         tenant=_text(params.get("tenant")),

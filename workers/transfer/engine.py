@@ -251,7 +251,7 @@ class TransferEngine:
             pairs = self._ledger.report(in_flight)
             links = [self._link_stats(link) for link in self._state.links]
             now = self.clock.monotonic()
-            return TransferStats(pairs, links, list(self._alarms.values()), now)
+            return TransferStats(pairs, links, list(self._alarms.values()), at=now)
 
     # --- the loop ---------------------------------------------------------------------------
 

@@ -37,6 +37,7 @@ class CorePool:
         self.on_disk: set[bytes] = set()
         self.promotions: list[tuple[str, list[bytes], str]] = []
         self.fetches: list[tuple[str, list[bytes], str, str]] = []
+        self.pushes: list[tuple[str, list[bytes], str, str]] = []
         self.fetchable = True
         self.coming: list[SlotRef] = []
         self.labels: list[tuple[str, str]] = []
@@ -97,6 +98,9 @@ class CorePool:
             self.coming = self.begin(hashes[found.num_held :], parent)
             self.pin_prefix(owner, hashes)
         return self._lookup(hashes)
+
+    def push(self, owner: str, hashes: Sequence[bytes], target: HolderRef, tenant: str) -> None:
+        self.pushes.append((owner, list(hashes), target.node_id, tenant))
 
     def promote_later(self, owner: str, hashes: Sequence[bytes]) -> None:
         self.promote(owner, hashes, "batch")
