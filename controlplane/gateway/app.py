@@ -355,6 +355,8 @@ class Gateway:
             by_state=self._watch.by_state(),
             staged_released=stats.staged_released,
             staged_left=stats.staged_left,
+            sampled_out=self.records.sampler.sampled_out,
+            prompts_left_out=self.records.sampler.prompts_left_out,
             view_revision=self.cluster.view.revision,
             decisions_buffered=self.records.num_buffered,
         )

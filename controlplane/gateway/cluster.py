@@ -22,6 +22,7 @@ from controlplane.core.watching import Bounds
 from controlplane.gateway.admission import Desk, rules_of, slo_of
 from controlplane.gateway.dispatch import Dispatch
 from controlplane.gateway.paths import Paths
+from controlplane.gateway.recording import Recording, recording_of
 from controlplane.gateway.settings import Settings
 from controlplane.gateway.stats import Stats
 from controlplane.gateway.upstream import Upstream, check_url
@@ -91,6 +92,7 @@ class Policies:
     scheduling: Scheduling = field(default_factory=Scheduling)
     revisions: dict[str, int] = field(default_factory=dict)
     admission: AdmissionRules = field(default_factory=AdmissionRules)
+    recording: Recording = field(default_factory=Recording)
     scoped: dict[str, "Policies"] = field(default_factory=dict)  # by slo scope
 
     def of(self, standing: Standing) -> "Policies":
@@ -339,12 +341,13 @@ def _policies_of(model: str, active: list[ViewPolicy]) -> Policies:
         is_specific = policy.scope == model
         if is_specific or (policy.scope == DEFAULT_SCOPE and policy.kind not in chosen):
             chosen[policy.kind] = policy
-    slo, admission = chosen.get("slo"), chosen.get("admission")
+    slo, admission, records = (chosen.get(kind) for kind in ("slo", "admission", "records"))
     policies = Policies(
         slo_of(slo.spec if slo is not None else {}),
         _scheduling(chosen.get("scheduling")),
         {f"{p.kind}/{p.scope}": p.revision for p in chosen.values()},
         rules_of(admission.spec if admission is not None else {}),
+        recording_of(records.spec if records is not None else {}),
     )
     scoped = [p for p in active if p.kind == "slo" and ":" in p.scope]
     return replace(policies, scoped={p.scope: _with_slo(policies, p) for p in scoped})

@@ -56,6 +56,10 @@ STAGED_RELEASED = _counter(
 STAGED_LEFT = _counter("staged_left", "KV at foreign prefill workers, left to their own timer.")
 STUCK = _counter("stuck_requests", "Requests that waited beyond their state's bound.", "state")
 BY_STATE = _gauge("requests_by_state", "Requests being served, by where they are.", "state")
+SAMPLED_OUT = _counter(
+    "decisions_sampled_out", "Requests not recorded, as the records policy says."
+)
+PROMPTS_LEFT_OUT = _counter("prompts_left_out", "Records sent without prompt: too many waited.")
 IN_FLIGHT = _gauge("in_flight", "Requests being served.")
 INDEX_BLOCKS = _gauge("index_blocks", "Entries of the prefix index.")
 VIEW_REVISION = _gauge("view_revision", "Revision of the cluster view in use.")
@@ -85,6 +89,8 @@ class Extra:
     handoff_missing: int
     staged_released: int
     staged_left: int
+    sampled_out: int
+    prompts_left_out: int
     stuck: dict[str, int]
     by_state: dict[str, int]
     view_revision: int
@@ -130,6 +136,8 @@ def _plain(stats: GatewayStats, extra: Extra) -> list[tuple[Series, float]]:
         (HANDOFF, extra.handoff_missing),
         (STAGED_RELEASED, extra.staged_released),
         (STAGED_LEFT, extra.staged_left),
+        (SAMPLED_OUT, extra.sampled_out),
+        (PROMPTS_LEFT_OUT, extra.prompts_left_out),
         (IN_FLIGHT, stats.in_flight),
         (INDEX_BLOCKS, stats.index_blocks),
         (VIEW_REVISION, extra.view_revision),

@@ -3,6 +3,7 @@
 from collections import OrderedDict, deque
 from collections.abc import Callable
 
+from controlplane.gateway.recording import COMPLETE, Recording, Sampler
 from controlplane.gateway.stats import Stats
 from controlplane.gateway.tracing import Trace
 from controlplane.gateway.wire import Decision, Leg
@@ -18,11 +19,14 @@ LATE_SECONDS = 15.0
 MAX_PER_REPORT = 1000
 
 
+_ALL = Recording()
+
+
 class Joining:
     """One request's record between its end and its legs' reports."""
 
     __slots__ = (
-        "decision", "due", "expected", "finished_at", "has_agent", "on_prefill_leg",
+        "decision", "due", "expected", "finished_at", "has_agent", "kept", "on_prefill_leg",
         "sent", "trace",
     )  # fmt: skip
 
@@ -35,6 +39,7 @@ class Joining:
         self.has_agent = False  # reports may come, even late
         self.on_prefill_leg: Callable[[Leg], None] | None = None
         self.trace: Trace | None = None
+        self.kept = True  # or only if it ends badly
 
 
 class Records:
@@ -42,6 +47,7 @@ class Records:
 
     def __init__(self, stats: Stats) -> None:
         self._stats = stats
+        self.sampler = Sampler()
         self._joining: OrderedDict[str, Joining] = OrderedDict()
         self._buffer: deque[Decision] = deque()
         self._unannounced: dict[str, Joining] = {}
@@ -56,10 +62,14 @@ class Records:
     def num_joining(self) -> int:
         return len(self._joining)
 
-    def begin(self, decision: Decision) -> Joining:
+    def begin(self, decision: Decision, recording: Recording = _ALL) -> Joining:
         """A running request: told with the next report, if it still runs then, and at its end."""
         entry = Joining(decision)
-        self._joining[decision.request_id] = self._unannounced[decision.request_id] = entry
+        self._joining[decision.request_id] = entry
+        entry.kept = self.sampler.keeps(recording)
+        if entry.kept:
+            decision.sampled_one_in = recording.one_in
+            self._unannounced[decision.request_id] = entry
         if len(self._joining) > MAX_JOINING:
             _, oldest = self._joining.popitem(last=False)
             self._send(oldest)
@@ -122,6 +132,12 @@ class Records:
         count = min(len(self._buffer), MAX_PER_REPORT)
         return [self._buffer.popleft() for _ in range(count)]
 
+    def arrived(self, decisions: list[Decision]) -> None:
+        """The control plane has these; a late report sends one again, without its prompt."""
+        for decision in decisions:
+            if decision.status != "running":
+                self.sampler.forget_prompt(decision)
+
     def put_back(self, decisions: list[Decision]) -> None:
         self._buffer.extendleft(reversed(decisions))
         self._bound()
@@ -131,8 +147,14 @@ class Records:
             self._count(entry.decision)
             if entry.trace is not None:
                 self.on_traced(entry.trace, entry.decision)
-        entry.sent = True
+        first, entry.sent = not entry.sent, True
         self._unannounced.pop(entry.decision.request_id, None)
+        if entry.decision.status not in COMPLETE:
+            entry.decision.sampled_one_in = 1  # all such are recorded
+        elif not entry.kept:
+            self.sampler.sampled_out += first
+            self.sampler.forget_prompt(entry.decision)
+            return
         self._put(entry.decision)
 
     def _count(self, decision: Decision) -> None:
@@ -153,7 +175,7 @@ class Records:
 
     def _bound(self) -> None:
         while len(self._buffer) > MAX_BUFFERED:
-            self._buffer.popleft()
+            self.sampler.forget_prompt(self._buffer.popleft())
             self._stats.decisions_dropped += 1
 
 

@@ -76,7 +76,9 @@ class Reporter:
             raise
         if status >= 500:
             self._records.put_back(decisions)
-        elif status >= 300:  # refused as it is: sending it again would not help
+            return False
+        self._records.arrived(decisions)
+        if status >= 300:  # refused as it is: sending it again would not help
             log.warning("report_refused", status=status, reply=body[:300].decode(errors="replace"))
         return status < 300
 

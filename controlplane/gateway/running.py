@@ -84,7 +84,9 @@ class Running:
         gateway_id = context.settings.gateway_id
         self.decision = new_decision(asked, self.plan, gateway_id, planned_at)
         admitted = self.plan.admission.admitted
-        self.record = context.records.begin(self.decision) if admitted else None
+        self.record = (
+            context.records.begin(self.decision, self.plan.policies.recording) if admitted else None
+        )
         if self.record is not None and asked.trace is not None:
             self.record.trace = asked.trace
 
@@ -223,6 +225,14 @@ class Running:
                 context.cluster.dispatch.leave(request_id)
                 self._close_record()
 
+    def _record_prompt(self) -> None:
+        held, prompts = self.plan.held, self.asked.prompts
+        if held.keys and prompts is not None:
+            self.context.records.sampler.add_prompt(
+                self.decision, self.plan.policies.recording, held.namespace, held.block_tokens,
+                held.keys, prompts[0],
+            )  # fmt: skip
+
     def _close_record(self) -> None:
         if self.record is None:
             return
@@ -232,6 +242,7 @@ class Running:
         if outcome.slot_at:
             self.context.stats.queue.observe(outcome.slot_at - outcome.planned_at)
         decision.phases = outcome.phases(self.plan, self.service_seconds)
+        self._record_prompt()
         if decision.status not in _COMPLETE:
             self.record.expected.clear()
         self.context.records.end(self.record, now)

@@ -37,6 +37,7 @@ class Held(msgspec.Struct):
     tokens: dict[str, int] = {}
     coming: dict[str, int] = {}
     namespace: bytes = b""
+    block_tokens: int = 0
     keys: Sequence[BlockHash] = ()
 
     def usable(self, node_id: str) -> int:
@@ -145,7 +146,7 @@ class Scheduler:
                 if len(tokens) < block_tokens or not _are_int32(tokens):
                     continue
                 keys = block_hashes(root, tokens, block_tokens)
-                held.namespace, held.keys = namespace, keys
+                held.namespace, held.keys, held.block_tokens = namespace, keys, block_tokens
                 lengths = self._cluster.index.held_lengths(namespace, keys)
                 most = len(tokens) - 1
                 for node, blocks in lengths.items():

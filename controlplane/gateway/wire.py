@@ -118,6 +118,16 @@ class Leg(msgspec.Struct):
     observed: Literal["layer", "stage"] = "stage"
 
 
+class PromptRecord(msgspec.Struct, frozen=True, gc=False):
+    """Block keys and token ids of a record's prompt, in base64."""
+
+    namespace: str
+    block_tokens: int
+    num_tokens: int
+    keys: str
+    tokens: str | None = None
+
+
 RequestStatus = Literal[
     "running", "finished_stop", "finished_length", "rejected", "failed", "cancelled"
 ]
@@ -154,7 +164,7 @@ class Decision(msgspec.Struct, omit_defaults=True):
     transfer_id: str = ""
     tenant: str = "default"
     model: str = ""
-    api: Literal["completions", "chat"] = "completions"
+    api: Literal["completions", "chat", "other"] = "completions"
     stream: bool = False
     emulated: bool = False
     policy_revisions: dict[str, int] = {}
@@ -183,6 +193,8 @@ class Decision(msgspec.Struct, omit_defaults=True):
     priority: str = ""
     dispatch_wait_seconds: float | None = None
     admission: Verdict | None = None
+    sampled_one_in: int = 1
+    prompt: PromptRecord | None = None
 
 
 class Histogram(msgspec.Struct):

@@ -3,82 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import subprocess
-import sys
-import time
-import uuid
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from base64 import b64decode
+from collections.abc import Callable
 from typing import Any
-
-import pytest
 
 from controlplane.gateway.app import Gateway
 from controlplane.gateway.settings import Settings
-from workers.client import AgentClient, make_hello
-from workers.core.errors import AgentUnavailableError
-from workers.core.stats_messages import PoolStats, WorkerStatus
+from workers.core.stats_messages import WorkerStatus
 from workers.engines.emulated.faults import Faults
 
 PROMPT = "the quick brown fox jumps over the lazy dog " * 30
-
-
-class Agent:
-    """A real agent process of the test's own."""
-
-    def __init__(self, folder: Path) -> None:
-        self.socket = folder / "a.sock"
-        self.slab = f"perilune-test-{uuid.uuid4().hex[:12]}.slab"
-        self._log = (folder / "agent.log").open("wb")
-        self.process: subprocess.Popen[bytes] | None = None
-        self.client = AgentClient(f"unix:{self.socket}", make_hello("cli", "t"), 20.0)
-
-    @property
-    def address(self) -> str:
-        return f"unix:{self.socket}"
-
-    def start(self) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "workers", "agent", "--node-id", "n1", "--socket",
-             str(self.socket), "--slab-name", self.slab, "--slab-bytes", str(4 << 20),
-             "--block-tokens", "64", "--check-when-idle"],
-            stdout=self._log, stderr=self._log,
-        )  # fmt: skip
-        deadline = time.monotonic() + 30
-        while True:
-            try:
-                self.client.connect()
-            except AgentUnavailableError:
-                assert time.monotonic() < deadline
-                time.sleep(0.05)
-            else:
-                return
-
-    def stats(self) -> PoolStats:
-        return self.client.stats()
-
-    def stop(self, signum: int = signal.SIGTERM) -> None:
-        if self.process is not None and self.process.poll() is None:
-            os.kill(self.process.pid, signum)
-            self.process.wait(15)
-
-    def close(self) -> None:
-        self.client.close()
-        self.stop()
-        self._log.close()
-        Path("/dev/shm", self.slab).unlink(missing_ok=True)
-
-
-@pytest.fixture
-def agent(tmp_path: Path) -> Iterator[Agent]:
-    made = Agent(tmp_path)
-    try:
-        made.start()
-        yield made
-    finally:
-        made.close()
 
 
 def clear_devices(rig: Any) -> None:
@@ -109,6 +44,10 @@ async def test_a_second_request_finds_the_first_ones_blocks(
     assert warm.prefill_candidates[0].own_prefix_tokens == blocks * 64
     assert warm.decode_leg.pool_hit_tokens == blocks * 64
     assert warm.prefill_leg.stored_blocks == 0
+    sent = [d.prompt for r in rig.control_plane.reports for d in r.decisions if d.prompt]
+    assert {p.block_tokens for p in sent} == {64}
+    assert {len(b64decode(p.keys)) // 16 for p in sent} == {num_tokens // 64}
+    assert len({p.keys for p in sent}) == 1
     stats = rig.gateway.stats
     await eventually(lambda: stats.prompt_tokens == 2 * num_tokens)
     assert stats.hit_tokens == blocks * 64
