@@ -56,6 +56,7 @@ def _check_transfers(stats: PoolStats) -> None:
     _bound(f"{name}.pairs", len(moved.pairs), MAX_PAIRS)
     _bound(f"{name}.links", len(moved.links), MAX_PAIRS)
     _bound(f"{name}.alarms", len(moved.alarms), MAX_PAIRS)
+    _bound(f"{name}.modes", len(moved.modes), MAX_PAIRS)
     _bound(f"{name}.ports", len(moved.ports), MAX_SLOWEST)
     _bound(f"{name}.rails", len(moved.rails), MAX_PAIRS)
     for pair in moved.pairs:

@@ -9,12 +9,14 @@ from controlplane.stats.histogram import quantile
 from controlplane.transfers.schemas import (
     NodeAlarm,
     NodeLink,
+    NodeMode,
     NodeTransferList,
     NodeTransfers,
     SlowestTransfer,
     TransferStage,
 )
 from workers.core.stats_messages import PoolStats
+from workers.core.transfer_modes import ModeStats
 from workers.core.transfer_stats import (
     BUCKET_SECONDS,
     LinkStats,
@@ -45,11 +47,16 @@ class Wanted:
     transport: str | None = None
     priority: str | None = None
 
+    def matches_pair(self, source: str, destination: str) -> bool:
+        return (
+            self.source in (None, source)
+            and self.destination in (None, destination)
+            and (self.node is None or self.node in (source, destination))
+        )
+
     def matches(self, pair: PairStats) -> bool:
         return (
-            self.source in (None, pair.source)
-            and self.destination in (None, pair.destination)
-            and (self.node is None or self.node in (pair.source, pair.destination))
+            self.matches_pair(pair.source, pair.destination)
             and self.transport in (None, pair.transport)
             and self.priority in (None, pair.priority)
         )
@@ -76,7 +83,14 @@ def report(heard: Iterable[Heard], wanted: Wanted, limit: int) -> NodeTransferLi
         for one in known
         for text in one.stats.transfers.alarms
     ]
+    modes = [
+        _mode(one.stats.node_id, mode)
+        for one in known
+        for mode in one.stats.transfers.modes
+        if wanted.matches_pair(mode.source, one.stats.node_id)
+    ]
     return NodeTransferList(
+        modes=modes[:MAX_LINKS],
         rows=[_row(pair, one) for pair, one in found[:limit]],
         total=len(found),
         links=links[:MAX_LINKS],
@@ -97,6 +111,7 @@ def _row(pair: PairStats, heard: Heard) -> NodeTransfers:
         retries=pair.retries_total,
         missing=pair.missing_by_cause,
         in_flight=pair.in_flight,
+        mode=pair.mode,
         stages=list(_stages(pair.seconds)),
         slowest=[_slow(slow, heard) for slow in pair.slowest],
     )
@@ -132,6 +147,21 @@ def _slow(slow: SlowTransfer, heard: Heard) -> SlowestTransfer:
     )
 
 
+def _mode(node: str, mode: ModeStats) -> NodeMode:
+    return NodeMode(
+        source=mode.source,
+        destination=node,
+        mode=mode.mode,
+        why=mode.why,
+        bytes=mode.num_bytes,
+        pull_seconds=mode.pull_seconds,
+        push_seconds=mode.push_seconds,
+        pulled=mode.pulled_total,
+        pushed=mode.pushed_total,
+        failed_pushes=mode.failed_pushes_total,
+    )
+
+
 def _link(node: str, link: LinkStats) -> NodeLink:
     return NodeLink(
         node=node,
@@ -153,4 +183,7 @@ def _link(node: str, link: LinkStats) -> NodeLink:
         last_error=link.last_error,
         chosen=link.chosen,
         override=link.override,
+        cost_seconds=link.cost_seconds,
+        why=link.why,
+        best_bytes_per_second=link.best_bytes_per_second,
     )

@@ -48,6 +48,7 @@ class NodeTransfers(Schema):
     retries: int
     missing: dict[str, int] = {}
     in_flight: int = 0
+    mode: Literal["pull", "push"] = "pull"  # began at the destination, or at the source
     stages: list[TransferStage] = []
     slowest: list[SlowestTransfer] = []
 
@@ -74,6 +75,27 @@ class NodeLink(Schema):
     last_error: str = ""
     chosen: bool = False  # what a transfer of 1 MiB would take now
     override: bool = False  # set for this peer, whatever it costs
+    cost_seconds: float | None = None  # what a transfer of 1 MiB is expected to take
+    why: str = ""  # it is chosen or not: the cost of each, or that it is set
+    best_bytes_per_second: float | None = None  # while busy; what a cap by share is a share of
+
+
+class NodeMode(Schema):
+    """How blocks of prefill legs on `source` come to decode legs on `destination`, and why.
+
+    Seconds are what a request waits for `bytes`, as measured of late.
+    """
+
+    source: str
+    destination: str
+    mode: Literal["pull", "push"]
+    why: str
+    bytes: int
+    pull_seconds: float
+    push_seconds: float
+    pulled: int  # requests
+    pushed: int
+    failed_pushes: int
 
 
 class NodeAlarm(Schema):
@@ -90,3 +112,4 @@ class NodeTransferList(Schema):
     total: int
     links: list[NodeLink]
     alarms: list[NodeAlarm]
+    modes: list[NodeMode] = []

@@ -9,7 +9,7 @@ from controlplane.transfers.schemas import NodeTransferList, NodeTransfers
 from workers.core import numbers
 
 HEAD = (
-    "FROM", "TO", "PATH", "CLASS", "TRANSFERS", "BYTES", "RETRIES", "MISSING", "IN FLIGHT",
+    "FROM", "TO", "PATH", "MODE", "CLASS", "TRANSFERS", "BYTES", "RETRIES", "MISSING", "IN FLIGHT",
     "QUEUE P99", "WIRE P50", "WIRE P99", "SUM P99",
 )  # fmt: skip
 
@@ -21,7 +21,7 @@ def node_transfers(found: NodeTransferList) -> str:
     ]
     if found.total > len(found.rows):
         lines.append(f"{found.total - len(found.rows)} more")
-    return "\n".join([*lines, *_alarms(found)])
+    return "\n".join([*lines, *_modes(found), *_alarms(found)])
 
 
 def _row(row: NodeTransfers) -> tuple[str, ...]:
@@ -31,6 +31,7 @@ def _row(row: NodeTransfers) -> tuple[str, ...]:
         row.source,
         row.destination,
         row.transport,
+        row.mode,
         row.priority,
         numbers.count(row.transfers),
         numbers.moved_bytes(row.bytes),
@@ -46,6 +47,11 @@ def _row(row: NodeTransfers) -> tuple[str, ...]:
 
 def _missing(causes: dict[str, int]) -> str:
     return ", ".join(f"{numbers.count(n)} {cause}" for cause, n in sorted(causes.items())) or "0"
+
+
+def _modes(found: NodeTransferList) -> Iterator[str]:
+    for mode in found.modes:
+        yield f"{mode.source} to {mode.destination}: {mode.mode}, {mode.why}"
 
 
 def _alarms(found: NodeTransferList) -> Iterator[str]:

@@ -8,9 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+import msgspec
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from workers.core.errors import ConfigError
+from workers.core.transfer_policy import TransferPolicy
 from workers.supervisor.settings import RoleSettings, Settings
 
 Share = Annotated[float, Field(gt=0, le=1)]
@@ -79,6 +81,20 @@ class SchedulerSection(_Section):
     reject_on_slo_violation: bool = True
 
 
+def _transfer_section(given: dict[str, Any]) -> dict[str, Any]:
+    """Fields of the policy `transfer`, by its own rules; those that were given, and no others."""
+    unknown = [name for name in given if name not in TransferPolicy.__struct_fields__]
+    if unknown:
+        known = ", ".join(TransferPolicy.__struct_fields__)
+        raise ValueError(f"{unknown[0]} is no key of it; known: {known}")
+    try:
+        policy = msgspec.convert(given, TransferPolicy)
+    except msgspec.ValidationError as error:
+        raise ValueError(str(error)) from None
+    spec: dict[str, Any] = msgspec.to_builtins(policy)
+    return {name: spec[name] for name in given}
+
+
 class ClusterFile(_Section):
     """The whole file; a section may be missing."""
 
@@ -86,6 +102,7 @@ class ClusterFile(_Section):
     prefill: PrefillSection = PrefillSection()
     decode: DecodeSection = DecodeSection()
     scheduler: SchedulerSection = SchedulerSection()
+    transfer: Annotated[dict[str, Any], AfterValidator(_transfer_section)] = {}
 
 
 def read_cluster_file(path: Path) -> ClusterFile:
@@ -155,6 +172,7 @@ def policies_of(file: ClusterFile) -> dict[str, dict[str, object]]:
             "balancing_threshold": float(file.scheduler.kv_cache_balancing_threshold),
             "max_concurrent_per_decode": file.decode.max_concurrent_requests,
         },
+        **({"transfer": file.transfer} if file.transfer else {}),
     }
 
 

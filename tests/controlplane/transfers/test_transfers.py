@@ -63,6 +63,25 @@ class TestReport:
         assert found["links"][0]["breaker"] == "open"
         assert found["alarms"] == [{"node": "n1", "text": alarm}]
 
+    async def test_why_a_transport_is_chosen_and_which_way_blocks_go(self, api):
+        why = "cost of 1 MiB: rdma 0.05 ms, tcp 0.4 ms"
+        mode = {
+            "source": "n2", "mode": "push", "why": "set for this pair", "num_bytes": 1000,
+            "pull_seconds": 0.5, "push_seconds": 0.1, "pushed_total": 3,
+        }  # fmt: skip
+        link = LINK | {"why": why, "cost_seconds": 4e-4}
+        await beat(api, pair(mode="push"), links=[link], modes=[mode])
+        found = await api.get("/transfers/nodes")
+        assert (found["links"][0]["why"], found["links"][0]["cost_seconds"]) == (why, 4e-4)
+        assert found["rows"][0]["mode"] == "push"
+        [row] = found["modes"]
+        assert (row["source"], row["destination"], row["mode"], row["pushed"]) == (
+            "n2", "n1", "push", 3,
+        )  # fmt: skip
+        assert (await api.get("/transfers/nodes", source="n1"))["modes"] == []
+        text = node_transfers(NodeTransferList.model_validate(found))
+        assert "n2 to n1: push, set for this pair" in text
+
     async def test_rows_are_filtered_and_bounded(self, api):
         rows = [pair(1), pair(5, priority="batch"), pair(3, "shm"), pair(2, source="n3")]
         await beat(api, *rows, links=[LINK])

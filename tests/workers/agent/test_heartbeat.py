@@ -1,7 +1,6 @@
 """The agent's heartbeat against an HTTP server that checks it by the REST contract."""
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path

@@ -69,6 +69,9 @@ def test_its_targets_become_policies(tmp_path: Path) -> None:
         ("[prefill]\nmax_ttft_ms = 1e9\n", ["max_ttft_ms = 1000000000.0:", "600000"]),
         ("[decode]\nmax_tbt_ms = 0.5\n", ["[decode] max_tbt_ms = 0.5:", "equal to 1"]),
         ("[decode]\nmax_concurrent_requests = 5000\n", ["= 5000:", "4096"]),
+        ("[transfer]\ncap_gpbs = 5\n", ["[transfer]", "cap_gpbs is no key", "cap_gbps"]),
+        ("[transfer]\nparallelism = 0\n", ["[transfer]", "parallelism", ">= 1"]),
+        ("[transfer]\npiece_bytes = 4096\n", ["[transfer]", "piece_bytes = 4096", "65536"]),
     ],
 )
 def test_a_bad_file_names_key_value_and_way_out(
@@ -76,6 +79,15 @@ def test_a_bad_file_names_key_value_and_way_out(
 ) -> None:
     message = refusal(tmp_path, text)
     assert [part for part in parts if part not in message] == []
+
+
+def test_what_is_said_of_transfers_becomes_policy_and_the_rest_stays(tmp_path: Path) -> None:
+    text = '[transfer]\ncap_gbps = 5\ntransport_overrides = {"n1>n2" = "tcp"}\n'
+    settings = merge_settings({"file": write(tmp_path, text)})
+    assert settings.policies["transfer"] == {
+        "cap_gbps": 5.0, "transport_overrides": {"n1>n2": "tcp"}
+    }  # fmt: skip
+    assert "transfer" not in merge_settings({"file": write(tmp_path, "")}).policies
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
