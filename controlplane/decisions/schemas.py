@@ -99,7 +99,7 @@ class Decision(Schema):
     gateway_id: str
     tenant: str = "default"
     model: str = ""
-    api: Literal["completions", "chat"] = "completions"
+    api: Literal["completions", "chat", "other"] = "completions"
     stream: bool = False
     status: RequestStatus
     emulated: bool = False

@@ -13,8 +13,10 @@ import msgspec
 REASONS = {
     100: "Continue", 200: "OK", 400: "Bad Request", 401: "Unauthorized", 404: "Not Found",
     405: "Method Not Allowed", 408: "Request Timeout", 413: "Content Too Large",
+    415: "Unsupported Media Type",
     417: "Expectation Failed", 422: "Unprocessable Content", 429: "Too Many Requests",
-    431: "Request Header Fields Too Large", 500: "Internal Server Error", 502: "Bad Gateway",
+    431: "Request Header Fields Too Large", 500: "Internal Server Error",
+    501: "Not Implemented", 502: "Bad Gateway",
     503: "Service Unavailable", 504: "Gateway Timeout",
 }  # fmt: skip
 
@@ -26,6 +28,7 @@ _TYPES = {
     405: "invalid_request_error",
     408: "request_timeout",
     413: "invalid_request_error",
+    415: "invalid_request_error",
     429: "slo_rejected",
     431: "invalid_request_error",
     502: "upstream_error",

@@ -20,21 +20,33 @@ from controlplane.gateway.asked import Asked
 from controlplane.gateway.bodies import (
     DEFAULT_TENANT,
     ClientBody,
+    decode_leg,
     has_illegal_salt,
     legs_salt,
     parse,
 )
 from controlplane.gateway.bootstraps import Bootstraps
 from controlplane.gateway.cluster import Cluster
+from controlplane.gateway.encodings import unpack
 from controlplane.gateway.legs import LegSender
 from controlplane.gateway.metrics import CONTENT_TYPE, Extra, render
+from controlplane.gateway.passing import Passed, Passing
 from controlplane.gateway.prober import Prober
 from controlplane.gateway.prompts import Tokenizers, prompt_chars
 from controlplane.gateway.records import Records
 from controlplane.gateway.reports import Reporter
+from controlplane.gateway.routes import (
+    ANYWHERE,
+    POSTED,
+    SALTED,
+    SPLIT,
+    WHOLE,
+    check_not_stored,
+    model_of_form,
+)
 from controlplane.gateway.running import Context
 from controlplane.gateway.scheduling import Scheduler
-from controlplane.gateway.server import Request, Server
+from controlplane.gateway.server import JSON_TYPE, Request, Server
 from controlplane.gateway.settings import Settings
 from controlplane.gateway.staged import StagedReleases
 from controlplane.gateway.static import load_static
@@ -53,7 +65,6 @@ HOUSEKEEPING_SECONDS = 0.25
 _ANYBODY = ViewKey("", DEFAULT_TENANT, "*")
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _DEBUG = b"/debug/requests"
-_GENERATE = {b"/v1/completions": False, b"/v1/chat/completions": True}
 
 
 class Gateway:
@@ -80,6 +91,7 @@ class Gateway:
             settings, self.cluster, Scheduler(self.cluster), self.stats, self.records,
             sender, self._agents, self._bootstraps, self._staged,
         )  # fmt: skip
+        self._passing = Passing(self.cluster, sender, settings.limits.max_retries)
         self._watch = Watch(self._context)
         self._prober = Prober(self.cluster)
         self._ids = count(1)
@@ -172,30 +184,34 @@ class Gateway:
 
     async def handle(self, request: Request) -> None:
         """The server's handler."""
-        chat = _GENERATE.get(request.path)
-        if chat is not None and request.method == b"POST":
-            try:
-                asked = await self._understand(request, chat=chat)
-            except AnswerError as error:
-                self.stats.client_errors += error.status < 500
-                raise
-            self.stats.requests += 1
-            await walk(self._context, asked)
+        path = request.path
+        if path not in SPLIT:  # the usual ones have no query
+            path = path.partition(b"?")[0]
+        if request.method != b"POST" or path not in POSTED:
+            self._get(request, path)
             return
-        path = request.path.partition(b"?")[0]
-        if path in _GENERATE and request.method == b"POST":
-            request.path = path
-            await self.handle(request)
-            return
-        self._get(request, path)
+        request.path = path
+        try:
+            if b"content-encoding" in request.headers:
+                await unpack(request, self.settings.limits.max_body_bytes)
+            if path in ANYWHERE:
+                await self._passing.run(self._passed(request))
+                return
+            asked = await self._understand(request)
+        except AnswerError as error:
+            self.stats.client_errors += error.status < 500
+            raise
+        self.stats.requests += 1
+        await walk(self._context, asked)
 
     def _get(self, request: Request, path: bytes) -> None:
-        known = {b"/v1/models", b"/health", b"/livez", b"/metrics", _DEBUG, *_GENERATE}
+        known = {b"/v1/models", b"/health", b"/livez", b"/metrics", _DEBUG, *POSTED}
         if path not in known and not path.startswith(b"/v1/models/"):
+            check_not_stored(path)
             message = f"{path.decode('latin-1')} is not served here; see /v1/models"
             raise AnswerError(404, message, "not_found")
-        if request.method not in (b"GET", b"HEAD") or path in _GENERATE:
-            allowed = "POST" if path in _GENERATE else "GET"
+        if request.method not in (b"GET", b"HEAD") or path in POSTED:
+            allowed = "POST" if path in POSTED else "GET"
             message = f"{request.method.decode()} {path.decode('latin-1')}: only {allowed} works"
             raise AnswerError(405, message, "method_not_allowed")
         client = request.connection
@@ -215,23 +231,18 @@ class Gateway:
 
     # --- understanding a request ---
 
-    async def _understand(self, request: Request, *, chat: bool) -> Asked:
+    async def _understand(self, request: Request) -> Asked:
         key = self._key(request)
-        tenant = key.tenant
-        body = parse(request.body, chat=chat)
-        model = self._model(body)
-        if tenant != DEFAULT_TENANT and has_illegal_salt(body.fields.get("cache_salt")):
-            # An engine that took it as it is would let tenants of one salt share blocks.
-            message = "cache_salt: must be a text of 1 to 1024 characters; shorten it"
-            raise AnswerError(400, message, "invalid_cache_salt", "cache_salt")
-        salt = legs_salt(tenant, body.fields.get("cache_salt"))
-        prompts = await self._tokens(body, model)
+        tenant, path = key.tenant, request.path
+        passed = path in WHOLE
+        body = parse(request.body, chat=SPLIT.get(path, False), passed=passed)
+        model = self._model(body.model)
+        salt = self._salt(tenant, body)
+        prompts = None if passed else await self._tokens(body, model)
         longest = self.cluster.models[model].max_model_len
         if longest is not None and prompts is not None:
             body.is_refused = max(map(len, prompts), default=0) + body.output_cap > longest
-        # An odd factor makes neighbours differ in the eight characters that consoles show.
-        number = (self._id_seed + next(self._ids) * 0x9E3779B1) & 0xFFFFFFFF
-        request_id = f"{number:08x}{self._id_suffix}"
+        request_id = self._new_id()
         rules = self.cluster.policies(model).admission
         standing = rules.standing(tenant, read_priority(request.headers), key.max_priority)
         asked = Asked(request, request_id, body, model, tenant, salt, prompts, standing)
@@ -239,6 +250,30 @@ class Gateway:
             asked.trace = trace_of(request.headers.get(b"traceparent", b""))
             request.headers[b"traceparent"] = asked.trace.traceparent
         return asked
+
+    def _new_id(self) -> str:
+        # An odd factor makes neighbours differ in the eight characters that consoles show.
+        number = (self._id_seed + next(self._ids) * 0x9E3779B1) & 0xFFFFFFFF
+        return f"{number:08x}{self._id_suffix}"
+
+    def _salt(self, tenant: str, body: ClientBody) -> str | None:
+        own = body.fields.get("cache_salt")
+        if tenant != DEFAULT_TENANT and has_illegal_salt(own):
+            # An engine that took it as it is would let tenants of one salt share blocks.
+            message = "cache_salt: must be a text of 1 to 1024 characters; shorten it"
+            raise AnswerError(400, message, "invalid_cache_salt", "cache_salt")
+        return legs_salt(tenant, own)
+
+    def _passed(self, request: Request) -> Passed:
+        tenant, path = self._key(request).tenant, request.path
+        kind = request.headers.get(b"content-type", JSON_TYPE)
+        if kind.lower().startswith(b"multipart/form-data"):
+            model, sent = self._model(model_of_form(request.body)), request.body
+        else:
+            body = parse(request.body, chat=False, passed=True)
+            salt = self._salt(tenant, body) if path in SALTED else None
+            model, sent = self._model(body.model), decode_leg(body, None, salt)
+        return Passed(request, self._new_id(), model, path, kind, sent)
 
     def _key(self, request: Request) -> ViewKey:
         keys = self.cluster.keys
@@ -262,8 +297,8 @@ class Gateway:
         message = "for operators: send `Authorization: Bearer TOKEN` with the control plane's token"
         raise AnswerError(401, message, "operator_token")
 
-    def _model(self, body: ClientBody) -> str:
-        models, model = self.cluster.models, body.model
+    def _model(self, model: object) -> str:
+        models = self.cluster.models
         if isinstance(model, str) and model in models:
             return model
         if model is None and len(models) == 1:

@@ -39,6 +39,7 @@ class ClientBody(msgspec.Struct):
     raw: bytes
     fields: dict[str, Any]
     chat: bool
+    passed: bool = False  # of a route that is not split
     is_refused: bool = False  # too long for the engine: it says so itself, and no leg 1 runs
 
     @property
@@ -59,7 +60,7 @@ class ClientBody(msgspec.Struct):
         another prompt, or refused. Media to be fetched: from one place and once (A24).
         """
         fields = self.fields
-        if self.is_refused or any(fields.get(name) for name in _WHOLE_ON_DECODE):
+        if self.passed or self.is_refused or any(fields.get(name) for name in _WHOLE_ON_DECODE):
             return True
         if fields.get("prompt_logprobs") is not None or _is_negative(
             fields.get("truncate_prompt_tokens")
@@ -77,7 +78,7 @@ class ClientBody(msgspec.Struct):
         return cap if isinstance(cap, int) else default
 
 
-def parse(raw: bytes, *, chat: bool) -> ClientBody:
+def parse(raw: bytes, *, chat: bool, passed: bool = False) -> ClientBody:
     """Raises `AnswerError` 400 for what is no JSON object; field types are the engine's to judge."""
     try:
         fields = _decode(raw)
@@ -89,7 +90,7 @@ def parse(raw: bytes, *, chat: bool) -> ClientBody:
         kind = type(fields).__name__
         message = f"the body must be a JSON object, this is a {kind}"
         raise AnswerError(400, message, "malformed_json")
-    return ClientBody(raw, fields, chat)
+    return ClientBody(raw, fields, chat, passed)
 
 
 def legs_salt(tenant: str, client_salt: object) -> str | None:

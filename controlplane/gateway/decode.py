@@ -168,11 +168,13 @@ async def _stream(
     kind = reply.headers.get(b"content-type", b"text/event-stream; charset=utf-8")
     start = client.start(200, kind, asked.client_headers(passed_headers(reply)))
     relay = client.relay = Relay(client, reply, start, _details(run, prefilled))
+    relay.has_done_mark = not asked.body.passed
+    take = relay.sink_of(reply.headers.get(b"content-encoding", b""))
+    splice = relay.splice if client.takes_chunks and take == relay.take else None
     run.decision.http_status = 200
     try:
-        relay.take(first)
-        splice = relay.splice if client.takes_chunks else None
-        await reply.relay(relay.take, run.context.settings.timeouts.idle, splice)
+        take(first)
+        await reply.relay(take, run.context.settings.timeouts.idle, splice)
     except UpstreamError as error:
         _broken(run, worker, relay, str(error))
         return

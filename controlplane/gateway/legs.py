@@ -7,6 +7,7 @@ import msgspec
 from controlplane.gateway.answers import AnswerError
 from controlplane.gateway.asked import Asked
 from controlplane.gateway.cluster import WorkerState
+from controlplane.gateway.encodings import TooLargeError, inflate, is_undone
 from controlplane.gateway.settings import Settings
 from controlplane.gateway.upstream import Reply, UpstreamError
 
@@ -76,6 +77,14 @@ class LegSender:
         foreign = worker.row.handshake == "nixl"
         return _prefill_reply(answer.body, foreign=foreign)
 
+    async def whole(
+        self, worker: WorkerState, path: bytes, head: bytes, body: bytes, content_type: bytes
+    ) -> WorkerAnswer:
+        """A request that is no leg."""
+        seconds = self._timeouts.prefill
+        reply = await self._send(worker, path, head, body, seconds, content_type)
+        return await self._whole(worker, reply, seconds)
+
     async def decode_whole(
         self, worker: WorkerState, path: bytes, head: bytes, body: bytes
     ) -> WorkerAnswer:
@@ -121,13 +130,19 @@ class LegSender:
         return first
 
     async def _send(
-        self, worker: WorkerState, path: bytes, head: bytes, body: bytes, seconds: float
+        self,
+        worker: WorkerState,
+        path: bytes,
+        head: bytes,
+        body: bytes,
+        seconds: float,
+        content_type: bytes = b"application/json",
     ) -> Reply:
         upstream = worker.upstream
         request = (
-            b"POST %b%b HTTP/1.1\r\nhost: %b\r\ncontent-type: application/json\r\n"
+            b"POST %b%b HTTP/1.1\r\nhost: %b\r\ncontent-type: %b\r\n"
             b"content-length: %d\r\n%b\r\n"
-            % (upstream.base_path, path, upstream.host_header, len(body), head)
+            % (upstream.base_path, path, upstream.host_header, content_type, len(body), head)
         )
         try:
             return await upstream.send(request, body, head_seconds=seconds)
@@ -140,6 +155,8 @@ class LegSender:
         except UpstreamError as error:
             raise _leg_error(error) from error
         status = reply.status
+        if is_undone(reply.headers.get(b"content-encoding", b"")):
+            body = self._inflated(body)
         if status >= 500 and status != 501:  # that one is about what was asked
             raise LegError(f"answered {status}: {_message(body)}", 502, unreachable=False)
         answer = WorkerAnswer(
@@ -154,11 +171,21 @@ class LegSender:
             raise ClientFault(answer)
         return answer
 
+    def _inflated(self, body: bytes) -> bytes:
+        try:
+            return inflate(body, self._limits.max_reply_bytes)
+        except (ValueError, TooLargeError) as error:
+            message = f"answered compressed, and that is {error}"
+            raise LegError(message, 502, unreachable=False) from None
+
 
 def passed_headers(reply: Reply) -> bytes:
     """Header lines of a worker's reply: all but what is of one connection, or ours to say."""
     return b"".join(
-        b"%b: %b\r\n" % item for item in reply.headers.items() if item[0] not in _NOT_TO_CLIENT
+        b"%b: %b\r\n" % item
+        for item in reply.headers.items()
+        if item[0] not in _NOT_TO_CLIENT
+        and not (item[0] == b"content-encoding" and is_undone(item[1]))
     )
 
 

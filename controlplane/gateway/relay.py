@@ -6,13 +6,15 @@ looked into, but for frames with `usage`, whose `cached_tokens` are corrected (A
 
 from array import array
 from collections import deque
+from collections.abc import Callable
 from time import monotonic
 from typing import Any
 
 import msgspec
 
+from controlplane.gateway.encodings import Inflater, is_undone
 from controlplane.gateway.server import ClientConnection
-from controlplane.gateway.upstream import Reply
+from controlplane.gateway.upstream import Reply, UpstreamError
 from controlplane.gateway.usage import correct_events
 
 MAX_EVENT_BYTES = 1024 * 1024
@@ -42,7 +44,7 @@ class Relay:
 
     __slots__ = (
         "_client", "_head", "_last_at", "_num_overwritten", "_pending", "_tail", "_write_raw",
-        "details", "finished", "first_at", "gaps", "reply",
+        "details", "finished", "first_at", "gaps", "has_done_mark", "is_opaque", "reply",
     )  # fmt: skip
 
     def __init__(
@@ -64,8 +66,25 @@ class Relay:
         self.finished = False
         self.reply = reply
         self.details = details
+        self.has_done_mark = True  # ends with [DONE]; streams of other protocols just end
+        self.is_opaque = False  # packed so that no event can be seen
 
     # --- sink ---
+
+    def sink_of(self, encoding: bytes) -> Callable[[bytes], None]:
+        """What takes a reply with this content coding; unknown ones go through as they are."""
+        if is_undone(encoding):
+            return Inflater(self.take, self._damaged).take
+        if encoding.strip().lower() not in (b"", b"identity"):
+            self.is_opaque, self.has_done_mark = True, False
+            return self._pass_on
+        return self.take
+
+    def _pass_on(self, data: bytes) -> None:
+        self.take(data)
+
+    def _damaged(self, reason: str) -> None:
+        self.reply.fail(UpstreamError("protocol", reason))
 
     def splice(self, data: bytes) -> bool:
         """Pass a packet on as it is, framing included, if it is one whole HTTP chunk of whole
@@ -102,6 +121,9 @@ class Relay:
         self._pass(data)
 
     def _pass(self, data: bytes) -> None:
+        if self.is_opaque:
+            self._client.write(data, self._take_head())
+            return
         if self._pending or not data.endswith(b"\n\n"):
             data = self._whole_events(data)
             if not data:
@@ -140,7 +162,9 @@ class Relay:
 
     @property
     def is_done(self) -> bool:
-        """Whether the stream has said [DONE]."""
+        """Whether the stream has said [DONE], or has ended, where nothing is said."""
+        if not self.has_done_mark:
+            return self.reply.complete
         return any(b"data: [DONE]" in piece for piece in self._tail)
 
     @property

@@ -33,7 +33,7 @@ def new_decision(asked: Asked, plan: Plan, gateway_id: str, planned_at: float) -
         transfer_id=asked.request_id,
         tenant=asked.tenant,
         model=asked.model,
-        api="chat" if asked.body.chat else "completions",
+        api="other" if asked.body.passed else "chat" if asked.body.chat else "completions",
         stream=asked.body.stream,
         policy_revisions=plan.policies.revisions,
         balancing_threshold=plan.policies.scheduling.rules.balancing_threshold,

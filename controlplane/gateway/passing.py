@@ -1,0 +1,114 @@
+"""Requests that any one worker of the model answers whole: sent on, answered as it answers."""
+
+import asyncio
+from collections import Counter
+from time import monotonic
+
+import msgspec
+
+from controlplane.gateway.answers import AnswerError
+from controlplane.gateway.cluster import Cluster, WorkerState
+from controlplane.gateway.legs import ClientFault, LegError, LegSender, WorkerAnswer, leg_head
+from controlplane.gateway.server import Request
+
+MAX_BUSY = 256
+"""Of these at one worker, from this gateway."""
+
+
+class Passed(msgspec.Struct):
+    """One such request, as it goes out."""
+
+    request: Request
+    request_id: str
+    model: str
+    path: bytes
+    content_type: bytes
+    body: bytes
+
+
+class Passing:
+    """`run` answers the client, or raises `AnswerError`."""
+
+    def __init__(self, cluster: Cluster, sender: LegSender, max_retries: int) -> None:
+        self._cluster = cluster
+        self._sender = sender
+        self._max_retries = max_retries
+        self.busy: Counter[str] = Counter()
+
+    async def run(self, passed: Passed) -> None:
+        tried: set[str] = set()
+        while True:
+            worker = self._choose(passed.model, tried)
+            try:
+                answer = await self._ask(worker, passed)
+            except LegError as error:
+                tried.add(worker.row.id)
+                if len(tried) > self._max_retries or not self._others(passed.model, tried):
+                    name = worker.row.id
+                    message = f"request {passed.request_id} failed on worker {name}: {error}"
+                    raise AnswerError(
+                        error.status, message, "worker_failed", request_id=passed.request_id,
+                        worker=name,
+                    ) from error  # fmt: skip
+            else:
+                self._answer(passed, answer)
+                return
+
+    async def _ask(self, worker: WorkerState, passed: Passed) -> WorkerAnswer:
+        name, health = worker.row.id, self._cluster.health
+        head = leg_head(passed.request_id, "d", passed.request.headers)
+        self._cluster.stats.worker(name).requests += 1
+        self.busy[name] += 1
+        health.started(name, monotonic())
+        try:
+            answer = await self._sender.whole(
+                worker, passed.path, head, passed.body, passed.content_type
+            )
+        except LegError as error:
+            self._cluster.stats.worker(name).failures += 1
+            health.failed(name, monotonic(), unreachable=error.unreachable, error=str(error))
+            raise
+        except ClientFault as fault:
+            health.served(name)
+            return fault.answer
+        except asyncio.CancelledError:
+            health.no_verdict(name)
+            raise
+        else:
+            health.served(name)
+            return answer
+        finally:
+            self.busy[name] -= 1
+            if not self.busy[name]:
+                del self.busy[name]
+
+    def _answer(self, passed: Passed, answer: WorkerAnswer) -> None:
+        ours = passed.request_id.encode()
+        headers = b"x-request-id: %b\r\nx-perilune-request-id: %b\r\n" % (ours, ours)
+        client = passed.request.connection
+        client.respond(answer.status, answer.body, answer.content_type, headers + answer.headers)
+
+    def _others(self, model: str, tried: set[str]) -> list[WorkerState]:
+        now = monotonic()
+        both = [
+            *self._cluster.serving(model, "prefill", now),
+            *self._cluster.serving(model, "decode", now),
+        ]
+        return [state for state in both if state.row.id not in tried]
+
+    def _choose(self, model: str, tried: set[str]) -> WorkerState:
+        """The one with least to do."""
+        found = self._others(model, tried)
+        if not found:
+            message = f"no worker of model {model} takes requests"
+            raise AnswerError(503, message, "no_worker", retry_after=1)
+        best = min(found, key=self._load)
+        if self.busy[best.row.id] >= MAX_BUSY:
+            message = f"all workers of model {model} are busy ({MAX_BUSY} requests each)"
+            raise AnswerError(503, message, "busy", retry_after=1)
+        return best
+
+    def _load(self, state: WorkerState) -> tuple[int, str]:
+        name = state.row.id
+        running = self._cluster.slots.running(name) + len(state.prefill_queue)
+        return self.busy[name] + running, name
