@@ -235,9 +235,11 @@ def policy_put(reply: PolicyPutReply, old: PolicyRevision | None) -> str:
 
 
 def keys(items: list[Key]) -> str:
-    head = ("ID", "KEY", "TENANT", "CREATED", "NOTE")
+    head = ("ID", "KEY", "TENANT", "MAX PRIORITY", "CREATED", "NOTE")
     rows = (
-        (str(k.id), f"{k.prefix}...", k.tenant, clock(k.created_at), k.note or "-") for k in items
+        (str(k.id), f"{k.prefix}...", k.tenant, k.max_priority or "-", clock(k.created_at),
+         k.note or "-")
+        for k in items
     )
     return table(head, rows, "No client key. perilune key create TENANT makes one.")
 

@@ -15,6 +15,7 @@ from controlplane.cli_calls import JsonOption, LimitOption, ReasonOption, UrlOpt
 from controlplane.cli_calls import call_control_plane as _call
 from controlplane.cli_calls import show as _show
 from controlplane.doctor.commands import register as register_doctor
+from controlplane.ledger.commands import get_ledger
 from workers.core.errors import ConfigError
 from workers.verbs import register_verbs
 
@@ -28,7 +29,7 @@ PolicyArgument = Annotated[str, typer.Argument(metavar="KIND/SCOPE", help="e.g. 
 KINDS = ("slo", "scheduling", "cache", "admission", "transfer", "records")
 
 get_app = typer.Typer(
-    help="List nodes, workers, requests, rejections, transfers.", no_args_is_help=True
+    help="List nodes, workers, requests, rejections, ledger, transfers.", no_args_is_help=True
 )
 describe_app = typer.Typer(help="Everything about one thing.", no_args_is_help=True)
 policy_app = typer.Typer(help="See and change policies.", no_args_is_help=True)
@@ -49,6 +50,7 @@ def register(app: typer.Typer) -> None:
     ):
         app.add_typer(verbs, name=name)
     app.command("audit")(audit)
+    get_app.command("ledger")(get_ledger)
     anything = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
     app.command("gateway", context_settings=anything)(gateway)
     register_cache(app)
@@ -351,6 +353,7 @@ def _worker_action(
 def key_create(
     tenant: str,
     note: Annotated[str, typer.Option(help="What it is for.")] = "",
+    max_priority: Annotated[str, typer.Option(help="Highest class it may claim.")] = "",
     url: UrlOption = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -360,11 +363,11 @@ def key_create(
     from controlplane.tokens.schemas import KeyCreate  # noqa: PLC0415
 
     try:
-        body = KeyCreate(tenant=tenant, note=note)
+        body = KeyCreate(tenant=tenant, note=note, max_priority=max_priority)
     except ValidationError as error:
         found = error.errors()[0]
         problem = str(found["msg"]).lower()
-        way_out = "Tenants: up to 64 of a-z, 0-9, dot, dash, underscore."
+        way_out = "Tenants: up to 64 of a-z, 0-9, dot, dash, underscore; classes: 32, no dot."
         raise ConfigError(str(found["loc"][0]), found["input"], problem, way_out) from error
     created = _call(url, lambda client: client.create_key(body))
     text = f"key {created.id} of {created.tenant}, shown only now:\n{created.secret}"

@@ -89,6 +89,26 @@ async def test_classes_go_in_order_and_the_wait_is_in_the_record(rig: Any, event
     assert batch.prefill_candidates[0].queue_seconds > 0, "those ahead are in T_queue"
 
 
+async def test_r32_a_hit_does_not_queue_behind_cold_prefills(
+    rig: Any, agent: Any, eventually: Any
+) -> None:
+    rig.agent, rig.workers = agent.address, ("p1:prefill", "d1:decode")
+    rig.engine = replace(rig.engine, prefill_ms_per_token=1.0)
+    rig.policies = [rig.policy("admission", window_tokens=1)]
+    await rig.start()
+    await eventually(lambda: rig.gateway._agents.num_subscribed == 1)
+    await eventually(lambda: rig.gateway.cluster.workers["p1"].namespace)
+    await rig.complete(prompt=[5] * 300, max_tokens=1)
+    await eventually(lambda: rig.gateway.cluster.index.num_blocks() > 0)
+    waiting = rig.gateway.cluster.dispatch.waiting
+    tasks = []
+    for count, prompt in enumerate(([1] * 600, [2] * 600, [3] * 600, [5] * 300)):
+        tasks.append(asyncio.create_task(rig.complete(prompt=prompt, max_tokens=1)))
+        await eventually(lambda count=count: waiting("p1") == count)
+    await asyncio.gather(*tasks)
+    assert [body["prompt"][0] for body in rig.seen("p1")] == [5, 1, 5, 2, 3]
+
+
 async def test_tenants_take_turns(rig: Any, eventually: Any) -> None:
     await one_worker(rig, quantum_tokens=64)
     await rig.publish(client_keys=[key(rig, "many"), key(rig, "few")])

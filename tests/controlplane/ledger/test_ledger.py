@@ -8,6 +8,8 @@ import pytest
 
 from controlplane.ledger import repository, service
 from controlplane.ledger.calls import ledger, summary
+from controlplane.ledger.schemas import FalseRejects, LedgerList, LedgerSummary
+from controlplane.ledger.text import ledger as shown
 
 
 def verdict(gate="ttft", predicted=2.4, **more):
@@ -52,7 +54,9 @@ async def test_rejected_shed_and_probes_are_told_apart_and_counted(both, bodies)
     assert found["low"] < 0.5 < found["high"]
     batch = next(c for c in total["classes"] if c["priority"] == "batch")
     assert (batch["rejected"], batch["shed"], batch["false_rejects"]["samples"]) == (1, 1, 1)
-    assert (await both.get("/ledger", kind="probe", priority="batch"))["items"][0]["request_id"] == "p2"
+    assert (await both.get("/ledger", kind="probe", priority="batch"))["items"][0][
+        "request_id"
+    ] == "p2"
     decision = await both.get("/decisions/r1")
     assert decision["admission"]["predicted_seconds"] == 2.4
     assert decision["priority"] == "batch"
@@ -74,7 +78,9 @@ async def test_a_rejected_request_is_judged_by_the_probes_like_it(api, bodies):
     here = rejected(bodies, "here", 2.01)
     there = rejected(bodies, "there", 5.0)
     await api.report(decisions=[*near, *far, here, there])
-    items = {item["request_id"]: item for item in (await api.get("/ledger", kind="rejected"))["items"]}
+    items = {
+        item["request_id"]: item for item in (await api.get("/ledger", kind="rejected"))["items"]
+    }
     assert items["here"]["would_have_met"]["ratio"] == 1.0
     assert items["there"]["would_have_met"]["ratio"] == 0.0
     assert items["there"]["would_have_met"]["samples"] == 20
@@ -122,3 +128,17 @@ async def test_calls_name_known_parameters(api, call):
     reply = await api.http.get(call.path, params=call.params)
     assert reply.status_code == 200, reply.text
     call.reply.model_validate_json(reply.content)
+
+
+async def test_text_for_a_terminal(api, bodies):
+    await api.report(decisions=[
+        rejected(bodies, "r1", priority="batch"), probe(bodies, "p1", 2.1, met=False),
+    ])  # fmt: skip
+    page = LedgerList.model_validate(await api.get("/ledger"))
+    text = shown(page, LedgerSummary.model_validate(await api.get("/ledger/summary")))
+    assert "1 rejected, 0 shed, 1 probes; false rejections 0.0 % of 1 (95 %: 0.0 to" in text
+    assert "2.40 s" in text
+    empty = shown(
+        LedgerList(items=[]), LedgerSummary(window_seconds=1, false_rejects=FalseRejects())
+    )
+    assert empty == "Nobody was turned away.\n0 rejected, 0 shed, 0 probes; false rejections -"
