@@ -1,7 +1,9 @@
-"""Verbs that measure: `perilune bench gateway`, `perilune bench overload`."""
+"""Verbs that measure: `perilune bench gateway`, `... overload`, `... placement`."""
 
 import json
+from dataclasses import replace
 from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -31,6 +33,7 @@ def register(app: typer.Typer) -> None:
 def _verbs(group: typer.Typer) -> None:
     group.command("gateway")(gateway)
     group.command("overload")(overload)
+    group.command("placement")(placement)
 
 
 def _group() -> None:
@@ -88,6 +91,47 @@ def overload(
         return
     for key, value in result.items():
         _show(key, value)
+
+
+def placement(
+    trace: Annotated[Path, typer.Option(help="Requests: timestamp, input_length, hash_ids.")],
+    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
+    start: Annotated[int, typer.Option(min=0, help="First request of the slice.")] = 0,
+    requests: Annotated[int, typer.Option(min=10, help="Requests of the slice.")] = 600,
+    repeats: Annotated[int, typer.Option(min=1, max=20, help="Of each run.")] = 3,
+    load: Annotated[
+        list[str] | None, typer.Option(help="5x, or a share of capacity; repeatable.")
+    ] = None,
+    algorithm: Annotated[
+        list[str] | None,
+        typer.Option(help="Ours, or vllm-router:POLICY; repeatable. All by default."),
+    ] = None,
+    prefill: Annotated[int, typer.Option(min=1, max=64, help="Prefill workers.")] = 6,
+    decode: Annotated[int, typer.Option(min=1, max=64, help="Decode workers.")] = 2,
+    time_factor: Annotated[
+        float, typer.Option(min=0.05, max=20, help="Seconds for one emulated second.")
+    ] = 1.0,
+    simulate: Annotated[bool, typer.Option(help="Ours alone, on the simulator.")] = False,
+) -> None:
+    """Time to first token by placement, on emulated workers that replay a trace.
+
+    Exits 3 when the peer is not installed.
+    """
+    from controlplane.bench import placement as bench  # noqa: PLC0415 - heavy
+    from controlplane.bench.placement_cluster import Shape  # noqa: PLC0415
+
+    shape = Shape(prefill, decode, time_factor=time_factor)
+    what = bench.PlacementBench(trace, start, requests, repeats, shape=shape)
+    what = replace(
+        what, loads=tuple(load or what.loads), algorithms=tuple(algorithm or what.algorithms)
+    )
+    result = bench.simulate(what) if simulate else bench.run_placement_bench(what)
+    if as_json:
+        print(json.dumps(result))
+        return
+    for name, value in result.items():
+        if name != "rows":
+            _show(name, value)
 
 
 def _show(name: str, value: Any) -> None:

@@ -9,6 +9,7 @@ from controlplane.gateway import turns
 from controlplane.gateway.answers import AnswerError
 from controlplane.gateway.asked import Asked
 from controlplane.gateway.decode import decode
+from controlplane.gateway.learning import expect
 from controlplane.gateway.legs import ClientFault
 from controlplane.gateway.prefill import prefill
 from controlplane.gateway.running import Context, Running
@@ -22,6 +23,8 @@ async def walk(context: Context, asked: Asked) -> None:
     context.running[asked.request_id] = run
     try:
         _admit(run)
+        if run.plan.prefill and not asked.body.unsplit:
+            expect(run, run.plan.prefill[0].option.node_id)
         offer = turns.enter(run)
         if offer is not Offer.GO:
             await turns.wait(run, offer)

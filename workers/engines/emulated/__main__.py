@@ -5,11 +5,13 @@ import asyncio
 import json
 import signal
 import sys
+from dataclasses import replace
 
 import uvloop
 
+from workers.core.cost_model import PRESETS, CostModel
 from workers.engines.emulated.fleet import Fleet
-from workers.engines.emulated.worker import EngineConfig, WorkerSpec
+from workers.engines.emulated.worker import ENGINE_BLOCK_TOKENS, EngineConfig, WorkerSpec
 
 
 def _worker(text: str) -> WorkerSpec:
@@ -19,6 +21,21 @@ def _worker(text: str) -> WorkerSpec:
             f"{text!r} is no ID:prefill|decode|both:PORT, for instance p1:prefill:8101"
         )
     return WorkerSpec(parts[0], parts[1], int(parts[2]))  # type: ignore[arg-type]  # checked above
+
+
+def _agent(text: str) -> tuple[str, str]:
+    worker, equals, address = text.partition("=")
+    if not equals or not worker or not address:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no WORKER=ADDRESS, for instance p1=unix:/path"
+        )
+    return worker, address
+
+
+def _costs(args: argparse.Namespace) -> CostModel | None:
+    if args.cost_model is None:
+        return None
+    return replace(PRESETS[args.cost_model], scale=args.token_scale, time_factor=args.time_factor)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -35,7 +52,16 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--max-model-len", type=int, default=8192)
     parser.add_argument("--enable-prompt-tokens-details", action="store_true")
     parser.add_argument("--agent-socket", help="node agent (path): use its pool for real")
+    parser.add_argument("--agent", action="append", default=[], type=_agent,
+                        metavar="WORKER=ADDRESS", help="another agent for one worker; repeatable")  # fmt: skip
     parser.add_argument("--weights-version", default="emulated")
+    parser.add_argument("--device-blocks", type=int, default=4096,
+                        help=f"of {ENGINE_BLOCK_TOKENS} tokens, on the emulated device")  # fmt: skip
+    parser.add_argument("--cost-model", choices=sorted(PRESETS),
+                        help="measured times instead of the two plain ones")  # fmt: skip
+    parser.add_argument("--token-scale", type=int, default=1,
+                        help="tokens of the model that one on the wire stands for")  # fmt: skip
+    parser.add_argument("--time-factor", type=float, default=1.0, help="stretches all times")
     return parser
 
 
@@ -49,8 +75,10 @@ async def _run(args: argparse.Namespace) -> None:
         block_tokens=args.block_tokens,
         max_model_len=args.max_model_len,
         prompt_tokens_details=args.enable_prompt_tokens_details,
+        device_blocks=args.device_blocks,
+        costs=_costs(args),
     )
-    fleet = Fleet(args.worker, config, args.agent_socket, args.weights_version)
+    fleet = Fleet(args.worker, config, args.agent_socket, args.weights_version, dict(args.agent))
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

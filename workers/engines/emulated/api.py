@@ -13,7 +13,7 @@ from workers.engines.emulated.generate import Answer, usage_of
 from workers.engines.emulated.http import Exchange
 from workers.engines.emulated.text import Prompts
 from workers.engines.emulated.validate import Generation, RefusedRequest, parse
-from workers.engines.emulated.worker import Worker
+from workers.engines.emulated.worker import Transfer, Worker
 
 MAX_RECORDS = 1000
 _DONE = b"data: [DONE]\n\n"
@@ -169,15 +169,24 @@ class Api:
         if request.stream:
             await self._stream(exchange, request, answer, cached, faults)
             return
-        for _ in range(answer.num_steps):
-            await self.worker.step()
+        for number in range(answer.num_steps):
+            await self.worker.step(first=not number)
         payload = answer.whole()
         self.worker.counters.generation_tokens += answer.num_tokens
         payload["usage"] = usage_of(request, answer, self.worker.config, cached)
         if request.has_transfer and not faults.drop_transfer_params:
-            ours = {"transfer_id": request.transfer.transfer_id, "num_blocks": blocks}
-            payload["kv_transfer_params"] = {"perilune": ours}
+            payload["kv_transfer_params"] = self._transfer_params(request.transfer, blocks)
         exchange.send(200, payload)
+
+    def _transfer_params(self, transfer: Transfer, blocks: int) -> dict[str, Any]:
+        """What leg 1 says to leg 2: ours, or as NIXL's connector does."""
+        if not transfer.foreign:
+            return {"perilune": {"transfer_id": transfer.transfer_id, "num_blocks": blocks}}
+        return {
+            "do_remote_prefill": True, "do_remote_decode": False, "remote_block_ids": [],
+            "remote_engine_id": self.worker.spec.worker_id, "remote_host": "127.0.0.1",
+            "remote_port": 0, "tp_size": 1,
+        }  # fmt: skip
 
     async def _stream(
         self, exchange: Exchange, request: Generation, answer: Answer, cached: int, faults: Faults
@@ -185,7 +194,7 @@ class Api:
         exchange.start()
         for step in range(answer.num_steps + 1):
             if step > 0:
-                await self.worker.step()
+                await self.worker.step(first=step == 1)
             for event in answer.events(step):
                 if exchange.chunks_sent == faults.reset_after_chunks:
                     exchange.reset()

@@ -1,5 +1,7 @@
 """Several emulated workers of one process, with a pool client each where an agent is given."""
 
+from collections.abc import Mapping
+
 from workers.engines.emulated.api import Api
 from workers.engines.emulated.http import Server
 from workers.engines.emulated.pool import AgentPool
@@ -16,12 +18,17 @@ class Fleet:
         config: EngineConfig,
         agent_socket: str | None = None,
         weights_version: str = "emulated",
+        agents: Mapping[str, str] | None = None,
     ) -> None:
+        """`agent_socket` for all workers, but for those that `agents` gives another one."""
         prompts = Prompts(config.model_path)
+        sockets = {
+            spec.worker_id: (agents or {}).get(spec.worker_id, agent_socket) for spec in specs
+        }
         self._pools = {
-            spec.worker_id: AgentPool(agent_socket, spec, config, weights_version)
+            spec.worker_id: AgentPool(address, spec, config, weights_version)
             for spec in specs
-            if agent_socket is not None
+            if (address := sockets[spec.worker_id]) is not None
         }
         self.apis = {
             spec.worker_id: Api(Worker(spec, config, self._pools.get(spec.worker_id)), prompts)

@@ -76,7 +76,7 @@ class AgentPool:
         self._worker_id = spec.worker_id
         self._kv_role = _KV_ROLES[spec.role]
         self._block_tokens = config.block_tokens
-        self._seconds_per_token = config.prefill_ms_per_token / 1000
+        self._costs = config.cost_model
         self._block_bytes = namespace.block_bytes
         self._namespace = namespace_digest(namespace)
         hello = make_hello("worker", spec.worker_id, namespace=namespace, kv_role=self._kv_role)
@@ -99,7 +99,7 @@ class AgentPool:
         hashes = self._hashes(tokens, salt)[:most]
         if hashes:
             # What is not in memory when this many seconds have passed is quicker to compute.
-            patience = most * self._block_tokens * self._seconds_per_token
+            patience = self._costs.prefill(most * self._block_tokens, 0)
             await self._quietly(lambda: self._load(use, hashes, patience, salt, transfer))
         use.wait_seconds += loop.time() - start
 
@@ -156,9 +156,10 @@ class AgentPool:
         if transfer.label:
             await self._client.call(Label(transfer.transfer_id, transfer.label), Done)
         try:
+            here = len(hashes)
             if holder is not None:
                 fetch = Fetch(owner, self._namespace, list(hashes), holder, transfer.tenant or salt)
-                await self._client.call(fetch, LookupReply)
+                here = (await self._client.call(fetch, LookupReply)).num_held
             await self._wait_for(use, hashes, owner, patience)
             slab = await self._attached()
             body = PrepareLoad(owner, self._namespace, list(hashes))
@@ -171,6 +172,7 @@ class AgentPool:
                     break
                 use.loaded_blocks += 1
                 use.loaded_bytes += len(data)
+            use.fetched_blocks = max(0, use.loaded_blocks - here)
         finally:
             await self._client.call(Release(owner), Done)
         use.hit_tokens = use.loaded_blocks * self._block_tokens
@@ -218,7 +220,10 @@ class AgentPool:
         if stored:
             await self._client.call(CompleteStore(owner, stored), Done)
         use.stored_bytes = len(stored) * self._block_bytes
-        await self._client.call(PinPrefix(owner, self._namespace, list(hashes)), Done)
+        if transfer.foreign:  # nobody knows of these pins, so nobody would end them
+            await self._client.call(Release(owner), Done)
+        else:
+            await self._client.call(PinPrefix(owner, self._namespace, list(hashes)), Done)
         held = await self._client.lookup(self._namespace, hashes)
         use.stored_blocks, use.held_blocks = len(stored), held.num_held
 

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from typing import Any
+from uuid import uuid4
 
 import msgspec
 
@@ -11,6 +12,7 @@ from workers.engines.emulated.worker import EngineConfig, Transfer
 
 MAX_CHOICES = 16_384  # vLLM's own bound
 MAX_TOKEN_ID = 2**31 - 1
+_FOREIGN = {"do_remote_decode", "do_remote_prefill"}  # NIXL's connector, as routers drive it
 
 
 class RefusedRequest(Exception):  # noqa: N818 - an answer to the client, not a fault of ours
@@ -168,6 +170,9 @@ def _transfer(fields: dict[str, Any]) -> tuple[Transfer, bool]:
     if params is None:
         return Transfer(), False
     ours = params.get("perilune") if isinstance(params, dict) else None
+    if ours is None and isinstance(params, dict) and _FOREIGN & params.keys():
+        leg = "prefill" if params.get("do_remote_decode") else "decode"
+        return Transfer(f"foreign-{uuid4().hex}", leg, foreign=True), True
     if not isinstance(ours, dict):
         raise RefusedRequest(400, "kv_transfer_params: Input should be a valid dictionary")
     session = ours.get("session")

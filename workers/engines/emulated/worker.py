@@ -6,6 +6,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
+from workers.core.cost_model import CostModel
 from workers.core.transfer_messages import HolderRef
 
 Role = Literal["prefill", "decode", "both"]
@@ -23,7 +24,8 @@ class WorkerSpec:
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """What all workers of the process share. Milliseconds of the cost model, tokens, blocks."""
+    """What all workers of the process share: tokens, blocks, milliseconds. `costs` goes before the
+    two plain times."""
 
     model: str
     model_path: str | None = None
@@ -35,11 +37,21 @@ class EngineConfig:
     device_blocks: int = 4096
     prompt_tokens_details: bool = False
     api_key: str = ""
+    costs: CostModel | None = None
+
+    @property
+    def cost_model(self) -> CostModel:
+        if self.costs is not None:
+            return self.costs
+        return CostModel(
+            per_token=self.prefill_ms_per_token / 1000, decode_seconds=self.decode_ms / 1000
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """`kv_transfer_params.perilune` of a request."""
+    """`kv_transfer_params.perilune` of a request; or, `foreign`, those of a connector that moves
+    KV from engine to engine, without a pool."""
 
     transfer_id: str = ""
     leg: str = ""
@@ -48,6 +60,7 @@ class Transfer:
     holder: HolderRef | None = None  # another node, to pull from
     tenant: str = ""
     label: str = ""
+    foreign: bool = False
 
 
 @dataclass(slots=True)
@@ -60,6 +73,7 @@ class PoolUse:
     stored_blocks: int = 0
     held_blocks: int = 0  # of the prompt, by the pool, after storing
     promoted_blocks: int = 0  # that came from SSD for this leg
+    fetched_blocks: int = 0  # that came from another node for this leg
     loaded_bytes: int = 0
     stored_bytes: int = 0
     wait_seconds: float = 0.0
@@ -105,6 +119,7 @@ class Counters:
     pool_queries: int = 0
     pool_hits: int = 0
     promoted_blocks: int = 0
+    prefill_seconds: float = 0.0  # that prompts took, without waiting for one another
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +139,8 @@ class DeviceCache:
 
     def hit_and_fill(self, tokens: list[int], salt: str) -> int:
         """Tokens found from the head; afterwards the whole prompt's full blocks are held."""
+        if not self.capacity:
+            return 0
         hit_blocks, unbroken, parent = 0, True, salt.encode()
         for start in range(0, len(tokens) - ENGINE_BLOCK_TOKENS + 1, ENGINE_BLOCK_TOKENS):
             block = tokens[start : start + ENGINE_BLOCK_TOKENS]
@@ -149,6 +166,7 @@ class Worker:
         self.pool = pool
         self.counters = Counters()
         self.device = DeviceCache(config.device_blocks)
+        self._costs = config.cost_model
         self._prefill_turn = asyncio.Lock()
 
     async def prefill(self, tokens: list[int], salt: str, transfer: Transfer) -> Prefilled:
@@ -167,26 +185,36 @@ class Worker:
         device = self.device.hit_and_fill(tokens, salt)
         use = PoolUse()
         is_decode_leg = transfer.leg == "decode"
-        if self.pool is not None and transfer.leg:
+        if self.pool is not None and transfer.leg and not (transfer.foreign and is_decode_leg):
             wanted = transfer.num_blocks if is_decode_leg else len(tokens)
             await self.pool.load(use, tokens, salt, wanted, transfer)
         elif is_decode_leg:  # no pool here: believe the blocks to be there
             use.hit_tokens = transfer.num_blocks * self.config.block_tokens
+            if transfer.foreign:
+                use.hit_tokens = len(tokens)
         pool_hits = max(0, min(use.hit_tokens, len(tokens) - 1) - device)
         self._count(len(tokens), device, pool_hits)
-        computed = len(tokens) - device - pool_hits
-        if self.config.prefill_ms_per_token > 0:
-            await asyncio.sleep(computed * self.config.prefill_ms_per_token / 1000)
+        moved = use.fetched_blocks * self.config.block_tokens
+        seconds = self._seconds(len(tokens), device + pool_hits, moved, is_decode_leg)
+        self.counters.prefill_seconds += seconds
+        if seconds > 0:
+            await asyncio.sleep(seconds)
         num_blocks = len(tokens) // self.config.block_tokens
         if self.pool is not None and transfer.leg == "prefill":
             num_blocks = await self.pool.store(use, tokens, salt, transfer)
-        if self.pool is not None and transfer.leg:
+        if self.pool is not None and transfer.leg and not transfer.foreign:
             use.hit_tokens = pool_hits
             self.counters.promoted_blocks += use.promoted_blocks
             await self.pool.report(use, transfer, device, len(tokens))
             if transfer.session and transfer.leg != "prefill":  # once: leg 1 leaves it to leg 2
                 await self.pool.hint(tokens, salt, transfer.session)
         return Prefilled(device + pool_hits, num_blocks)
+
+    def _seconds(self, total: int, cached: int, moved: int, is_decode_leg: bool) -> float:
+        """A decode leg's KV streams in layer by layer behind the prefill: only what it lacks costs."""
+        if is_decode_leg:
+            return self._costs.prefill(total, 0) - self._costs.prefill(cached, 0)
+        return self._costs.transfer(moved) + self._costs.prefill(total, cached)
 
     def _count(self, prompt: int, device: int, pool: int) -> None:
         counters = self.counters
@@ -197,10 +225,13 @@ class Worker:
             counters.pool_queries += prompt - device
             counters.pool_hits += pool
 
-    async def step(self) -> None:
-        """One decode step."""
-        if self.config.decode_ms > 0:
-            await asyncio.sleep(self.config.decode_ms / 1000)
+    async def step(self, kv_tokens: int = 0, *, first: bool = False) -> None:
+        """One decode step beside what else runs. The `first` gives one of the model's tokens."""
+        seconds = self._costs.step(self.counters.running, kv_tokens)
+        if first:
+            seconds /= self._costs.scale
+        if seconds > 0:
+            await asyncio.sleep(seconds)
 
     def metrics(self) -> bytes:
         """Prometheus text with vLLM's names."""
