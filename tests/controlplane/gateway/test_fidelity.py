@@ -281,7 +281,7 @@ class TestCompressed:
         pair.decode.script = script
         reply = await pair.chat(stream=True)
         assert b'"error"' in reply.content
-        assert b"[DONE]" not in reply.content
+        assert b"data: [DONE]" not in reply.content
 
     @pytest.mark.parametrize(("encoding", "pack", "status"), [
         ("gzip", gzip.compress, 200), ("deflate", zlib.compress, 200), ("identity", bytes, 200),
