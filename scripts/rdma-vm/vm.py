@@ -275,7 +275,7 @@ def _qemu(guest: Guest, kernel: Path, initramfs: Path) -> list[str]:
     command = [
         "qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max,la57=off",
         "-machine", "q35", "-smp", str(guest.cpus), "-m", str(guest.memory_mb),
-        "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
+        *_memory_nodes(guest), "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
         "-kernel", str(kernel), "-initrd", str(initramfs), "-append", KERNEL_OPTIONS,
         "-serial", f"file:{guest.folder / 'console.log'}",
         "-device", "virtio-serial-pci", "-chardev", "stdio,id=terminal,signal=off",
@@ -293,6 +293,19 @@ def _qemu(guest: Guest, kernel: Path, initramfs: Path) -> list[str]:
             "-device", f"virtio-net-pci,netdev=wire,host_mtu={guest.mtu},mac={mac}",
         ]  # fmt: skip
     return command
+
+
+def _memory_nodes(guest: Guest) -> list[str]:
+    """Two, with half of the memory and of the CPUs each, where there are two CPUs."""
+    if guest.cpus < 2:
+        return []
+    half, cpus = guest.memory_mb // 2, guest.cpus // 2
+    return [
+        "-object", f"memory-backend-ram,id=m0,size={half}M",
+        "-object", f"memory-backend-ram,id=m1,size={guest.memory_mb - half}M",
+        "-numa", f"node,memdev=m0,cpus=0-{cpus - 1}",
+        "-numa", f"node,memdev=m1,cpus={cpus}-{guest.cpus - 1}",
+    ]  # fmt: skip
 
 
 def _run(guests: list[Guest], kernel: Path, initramfs: Path, timeout: float) -> int:

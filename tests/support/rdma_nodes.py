@@ -96,8 +96,9 @@ class Nodes:
         push: PushTarget | None = None,
         host: str = "127.0.0.1",
         port: int = 0,
+        memory: SlotMemory | None = None,
     ) -> Node:
-        memory = make_memory(num_slots, payload, incarnation)
+        memory = memory or make_memory(num_slots, payload, incarnation)
         rdma = RdmaNode(memory, settings)
         node = Node(name, memory, rdma, RdmaTransport(rdma, name, SECRET))
         self._made.append(node)

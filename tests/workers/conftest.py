@@ -51,6 +51,7 @@ class AgentProcess:
     slab_name: str = field(default_factory=lambda: f"perilune-test-{uuid.uuid4().hex[:12]}.slab")
     process: subprocess.Popen[bytes] | None = None
     clients: list[AgentClient] = field(default_factory=list)
+    start_seconds: float = START_SECONDS
 
     @property
     def socket(self) -> Path:
@@ -102,7 +103,7 @@ class AgentProcess:
 
     def connect(self, client: AgentClient) -> Welcome:
         """Connected within a bound, however long the agent takes to be up."""
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + self.start_seconds
         while True:
             try:
                 return client.connect()

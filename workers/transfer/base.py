@@ -32,8 +32,8 @@ What every endpoint promises (tests/workers/transfer/test_conformance.py):
 - The depth that `opened` names is what the device gives (C14): the engine clamps to it.
 - Nothing is readable or writable without the handshake of `workers.core.transfer_handshake`.
 
-For registered memory: `SlotMemory.address`, `num_bytes` and `device` describe one region that is
-mapped as long as the memory is open: register it once, in `Transport.__init__`. Remote keys and the
+For registered memory: `SlotMemory.region` is one region that is mapped as long as the memory is open:
+register it once, in `Transport.__init__`. It may lie on a GPU (`regions.RegionMemory`). Remote keys and the
 remote base address travel in `Accepted.extra` of a handshake over a small TCP connection; they are
 valid for that incarnation only, so a reconnect always repeats the handshake. A one-sided read
 fetches the remote header too (before or after the payload): `Found` and `judge_source` compare it,
@@ -46,6 +46,7 @@ import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Protocol
 
 from workers.core.transfer_handshake import SlabFacts
@@ -136,13 +137,35 @@ class Transport(ABC):
         """Give back what the transport itself holds. Its endpoints are closed before."""
 
 
+class MemoryKind(StrEnum):
+    """Whose memory it is."""
+
+    HOST = "host"
+    CUDA = "cuda"
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Memory by its address, to be registered with a device that writes or reads it by itself.
+
+    `dmabuf`: a descriptor that stands for the same memory, `dmabuf_offset` bytes in; -1: none. A
+    device registers by it where it can (peer access without a kernel module), else by the address.
+    """
+
+    address: int
+    num_bytes: int
+    kind: MemoryKind = MemoryKind.HOST
+    dmabuf: int = -1
+    dmabuf_offset: int = 0
+
+
 class SlotMemory:
     """The slots of this node as transports see them: a slab, and what peers compare.
 
     Held open by its owner for as long as any transport uses it.
     """
 
-    device = "cpu"
+    kind = MemoryKind.HOST
 
     def __init__(self, slab: Slab, facts: SlabFacts, incarnation: int = 0) -> None:
         if (slab.slot_bytes, slab.header_bytes) != (facts.slot_bytes, facts.header_bytes):
@@ -162,6 +185,25 @@ class SlotMemory:
         """Of slot 0's header, in this process. Slot i is `i * slot_bytes` further on."""
         first = self.slab.payload(0)
         return ctypes.addressof(ctypes.c_char.from_buffer(first)) - self.slab.header_bytes
+
+    @property
+    def region(self) -> Region:
+        """What a device is to register."""
+        return Region(self.address, self.num_bytes)
+
+    def payload_address(self, slot: int) -> int:
+        """Where a device puts the slot's payload."""
+        return self.address + slot * self.slab.slot_bytes + self.slab.header_bytes
+
+    def stage(self, reason: str) -> bool:
+        """A device cannot register `region`: give it one that it can. False: there is no other."""
+        return False
+
+    def arrived(self, slot: int, offset: int, length: int) -> None:
+        """A device has put these bytes there: `range` must show them from now on."""
+
+    def verified(self, slot: int, offset: int, length: int) -> None:
+        """They are right: have them where their owner wants them."""
 
     def found(self, slot: int) -> Found | None:
         """The slot's header, or None where no whole block is."""

@@ -4,18 +4,25 @@ import pytest
 
 from workers.core.errors import ConfigError
 from workers.core.rdma_choice import (
+    FAR_BYTES,
     DeviceLimits,
     GidEntry,
     GidType,
     Port,
     QueueWish,
+    Rail,
+    Region,
     check_locked_memory,
     check_types,
     choose_gid,
     choose_mtu,
     choose_rails,
     effective_queues,
+    is_far,
+    leave_out,
+    node_of_pages,
     pick_rail,
+    plan_regions,
 )
 
 V1, V2, IB = GidType.ROCE_V1, GidType.ROCE_V2, GidType.INFINIBAND
@@ -210,3 +217,45 @@ class TestStriping:
     def test_a_full_rail_is_passed_over(self) -> None:
         assert pick_rail([0, 5], [0.0, 0.0], [0, 1]) == 1
         assert pick_rail([0, 5], [0.0, 0.0], [0, 0]) == -1
+
+
+class TestMemoryNodes:
+    """Slots near ports."""
+
+    def test_an_equal_part_for_each_port_in_whole_slots(self) -> None:
+        regions = plan_regions(10 * 4096 + 100, 4096, [0, 1, 2], [2, 0, 0])
+        assert regions == [Region(0, 5 * 4096, 0), Region(5 * 4096, 5 * 4096 + 100, 2)]
+
+    @pytest.mark.parametrize(
+        ("memory", "ports"), [([0], [0]), ([], [0]), ([0, 1], []), ([0, 1], [0, -1]), ([0, 1], [7])]
+    )
+    def test_where_it_makes_no_difference_nothing_is_placed(
+        self, memory: list[int], ports: list[int]
+    ) -> None:
+        assert plan_regions(1 << 20, 4096, memory, ports) == []
+
+    def test_a_slot_of_many_nodes_is_near_none(self) -> None:
+        assert node_of_pages([1, 1, 1]) == 1
+        assert node_of_pages([0, 1]) == -1
+        assert node_of_pages([-2, -2]) == -1
+        assert node_of_pages([]) == -1
+
+    def test_the_near_rail_is_taken_until_it_is_much_deeper_in_work(self) -> None:
+        far = [is_far(1, node) for node in (0, 1)]
+        assert far == [True, False]
+        assert pick_rail([0, 0], [100.0, 100.0], [9, 9], far) == 1
+        assert pick_rail([0, FAR_BYTES - 1], [100.0, 100.0], [9, 9], far) == 1
+        assert pick_rail([0, FAR_BYTES + 1], [100.0, 100.0], [9, 9], far) == 0
+        assert pick_rail([0, 0], [100.0, 100.0], [9, 0], far) == 0, "no room on the near one"
+
+    def test_what_is_not_known_is_not_far(self) -> None:
+        assert not is_far(-1, 0)
+        assert not is_far(0, -1)
+
+
+class TestBrokenRails:
+    def test_c12_they_are_passed_over_where_others_are_left(self) -> None:
+        rails = (Rail(0, 0), Rail(1, 1), Rail(1, 1))
+        assert leave_out(rails, {(0, 0)}) == (Rail(1, 1), Rail(1, 1))
+        assert leave_out(rails, {(0, 0), (1, 1)}) == rails, "a bad path is better than none"
+        assert leave_out(rails, set()) == rails

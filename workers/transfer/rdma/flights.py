@@ -18,6 +18,7 @@ from workers.transfer import tcp_wire as wire
 from workers.transfer.base import Report, SlotMemory
 from workers.transfer.rdma import control
 from workers.transfer.rdma.control import Mailbox, Sent
+from workers.transfer.rdma.landing import Landing
 from workers.transfer.rdma.port import Scratch
 from workers.transfer.rdma.rail import Marker, Rail, Segment, Token
 from workers.transfer.rdma.send_queue import CHAIN
@@ -41,6 +42,8 @@ class Flight:
     header: int = -1
     answer: wire.Answer | None = None
     cancelled: bool = False
+    landing: Landing | None = None  # of a read in several segments
+    start: int = 0  # where its first byte goes, as in `Segment.local`
 
 
 def scratch_bytes(header_bytes: int) -> int:
@@ -72,7 +75,9 @@ class Flights:
         self._header_view = scratch.view
         self._headers_address = scratch.address
         facts = peer.facts
-        self._local_base = memory.address + self._header_bytes
+        first = memory.payload_address(0)
+        self._payload_start = first - memory.region.address
+        self._payload_step = memory.payload_address(1) - first
         self._remote_base = peer.base + facts.header_bytes
         self._remote_payload = facts.slot_bytes - facts.header_bytes
         smallest = min(rail.queue.slots for rail in rails)
@@ -164,7 +169,9 @@ class Flights:
         segments = self._cut(op)
         if self._room() < len(segments):
             return False
-        flight = Flight(op, len(segments))
+        flight = Flight(op, len(segments), start=segments[0].local)
+        if len(segments) > 1:
+            flight.landing = Landing(self._memory.range(op.piece.local_slot, op.offset, op.length))
         if whole:
             flight.header = number = self._free_headers.popleft()
             at, first = number * self._header_bytes, segments[0]
@@ -195,7 +202,7 @@ class Flights:
 
     def _cut(self, op: Op) -> list[Segment]:
         piece, length = op.piece, op.length
-        local = self._local_base + piece.local_slot * self._memory.slab.slot_bytes + op.offset
+        local = self._payload_start + piece.local_slot * self._payload_step + op.offset
         remote = self._remote_base + piece.remote_slot * self._peer.facts.slot_bytes + op.offset
         write = op.direction is Direction.PUSH
         size = self._segment_bytes
@@ -232,7 +239,7 @@ class Flights:
         """The memory node of the slot that it is about; -1: it makes no difference."""
         if not self._slot_nodes or type(token) is not Segment:
             return -1
-        return self._slot_nodes[(token.local - self._local_base) // self._memory.slab.slot_bytes]
+        return self._slot_nodes[token.local // self._memory.slab.slot_bytes]
 
     def _pick(self, node: int) -> Rail | None:
         rails = self._rails
@@ -275,11 +282,19 @@ class Flights:
                 report.moved_bytes += token.length
                 flight = self._flying.get(token.op_id)
                 assert flight is not None, "a segment without its op"
+                if not token.write:
+                    self._landed(flight, token)
                 self._one_less(flight, report)
             case Sent():
                 self._mailbox.sent(token)
             case Marker():
                 pass
+
+    def _landed(self, flight: Flight, segment: Segment) -> None:
+        piece, start = flight.op.piece, segment.local - flight.start
+        self._memory.arrived(piece.local_slot, flight.op.offset + start, segment.length)
+        if flight.landing is not None:
+            flight.landing.landed(start, segment.length)
 
     def _one_less(self, flight: Flight, report: Report) -> None:
         flight.left -= 1
@@ -310,10 +325,19 @@ class Flights:
             if length != piece.block_length:
                 return Completion(op.id, Cause.BOUNDS)
             expected = checksum
-        started = perf_counter()
+        digest, seconds = self._digest(flight)
+        if digest != expected:
+            return Completion(op.id, Cause.CORRUPT, checksum, seconds)
+        self._memory.verified(op.piece.local_slot, op.offset, op.length)
+        return Completion(op.id, None, checksum, seconds)
+
+    def _digest(self, flight: Flight) -> tuple[int, float]:
+        """Of the bytes as they lie here, and how long it took."""
+        if flight.landing is not None:
+            return flight.landing.digest(), flight.landing.seconds
+        op, started = flight.op, perf_counter()
         digest = checksum_of(self._memory.range(op.piece.local_slot, op.offset, op.length))
-        cause = None if digest == expected else Cause.CORRUPT
-        return Completion(op.id, cause, checksum, perf_counter() - started)
+        return digest, perf_counter() - started
 
     def _answered(self, message: bytes, report: Report) -> None:
         kind, count, body = control.unpack(message)

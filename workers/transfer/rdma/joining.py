@@ -64,8 +64,14 @@ class Join(msgspec.Struct, tag=True, frozen=True):
 
 
 class RailGrant(msgspec.Struct, frozen=True):
+    """`error`: why there is no queue pair for that rail; the first one without it has the messages."""
+
     address: Address
     rkey: int
+    error: str = ""
+
+
+NO_ADDRESS: Final = Address("", 0, 0, 0)
 
 
 class Joined(msgspec.Struct, tag=True, frozen=True):

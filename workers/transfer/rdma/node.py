@@ -20,7 +20,7 @@ from workers.transfer.rdma.devices import (
     retries,
 )
 from workers.transfer.rdma.placement import place, slot_nodes
-from workers.transfer.rdma.port import OpenPort, Region
+from workers.transfer.rdma.port import OpenPort, Registered
 from workers.transfer.rdma.settings import RdmaSettings
 from workers.transfer.rdma.verbs import load
 
@@ -42,7 +42,7 @@ class RdmaNode:
         self.settings = settings or RdmaSettings()
         self.remote_write = remote_write
         self.ports: list[OpenPort] = []
-        self.regions: list[Region] = []
+        self.regions: list[Registered] = []
         self.slot_nodes: list[int] = []
         """The memory node of each slot; empty where ports do not differ in how near they are."""
         wanted = usable_ports(self.settings)
@@ -55,10 +55,10 @@ class RdmaNode:
             for facts in wanted:
                 port = OpenPort(verbs, facts, self.settings)
                 self.ports.append(port)
-                self.regions.append(port.register(memory, remote_write=remote_write))
                 for note in (port.gid.warning, *port.queues.notes):
                     if note:
                         _log.warning("%s: %s", port.name, note)
+            self._register()
             self._look_where_slots_lie()
         except BaseException:
             self.close()
@@ -68,15 +68,31 @@ class RdmaNode:
         """Slots near ports: an equal part of the slab at the memory node of each. Before the
         registration, which makes pages stay where they are."""
         memory = self.memory
+        if memory.region.address != memory.address:
+            return  # memory of others, placed by them
         slot_bytes = memory.slab.slot_bytes
         regions = plan_regions(memory.num_bytes, slot_bytes, memory_nodes(), port_nodes)
         if regions and not place(memory.address, regions):
             _log.warning("the slab's pages cannot be placed near RDMA ports: mbind is refused")
 
+    def _register(self) -> None:
+        """With all ports in the same way: memory that one of them cannot take is staged for all."""
+        memory = self.memory
+        wanted = memory.region
+        try:
+            for port in self.ports:
+                self.regions.append(port.register(wanted, remote_write=self.remote_write))
+        except ConfigError as error:
+            if not memory.stage(str(error)):
+                raise
+            _log.warning("%s memory is staged through the host's: %s", wanted.kind, error)
+            self.regions.clear()
+            self._register()
+
     def _look_where_slots_lie(self) -> None:
         known = {port.port.numa_node for port in self.ports} - {-1}
-        if known and len(memory_nodes()) > 1:
-            memory = self.memory
+        memory = self.memory
+        if known and len(memory_nodes()) > 1 and memory.region.address == memory.address:
             self.slot_nodes = slot_nodes(memory.address, memory.slab.slot_bytes, memory.num_slots)
 
     def stats(self) -> list[RdmaPortStats]:

@@ -21,7 +21,7 @@ from workers.core.rdma_choice import (
     choose_gid,
     effective_queues,
 )
-from workers.transfer.base import SlotMemory
+from workers.transfer.base import MemoryKind, Region
 from workers.transfer.rdma.devices import PortFacts, hardware_counters, local_addresses
 from workers.transfer.rdma.queue_pair import QueuePair, as_os_error
 from workers.transfer.rdma.settings import RdmaSettings
@@ -48,13 +48,17 @@ class PortCounters:
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
-class Region(NamedTuple):
-    """Registered memory."""
+class Registered(NamedTuple):
+    """Registered memory, and by which way: "dmabuf" or "address".
+
+    `address` is what work requests call its first byte.
+    """
 
     address: int
     num_bytes: int
     lkey: int
     rkey: int
+    way: str
 
 
 class OpenPort:
@@ -110,33 +114,43 @@ class OpenPort:
         )
         self.queues = effective_queues(settings.queues, self.limits)
 
-    def register(self, memory: SlotMemory, *, remote_write: bool) -> Region:
-        """The node's slots: read by peers, and written where pushes are taken."""
+    def register(self, wanted: Region, *, remote_write: bool) -> Registered:
+        """The node's slots: read by peers, and written where pushes are taken. ConfigError."""
         local, write, read = (
             self.verbs.constant(f"IBV_ACCESS_{name}")
             for name in ("LOCAL_WRITE", "REMOTE_WRITE", "REMOTE_READ")
         )
         access = local | read | (write if remote_write else 0)
+        errors: list[str] = []
+        if wanted.dmabuf >= 0:
+            try:
+                return self._register_dmabuf(wanted, access)
+            except (self.verbs.error, AttributeError, OSError) as error:
+                errors.append(f"as a dmabuf: {error}")
         try:
-            return self.register_raw(memory.address, memory.num_bytes, access)
+            return self.register_raw(wanted.address, wanted.num_bytes, access)
         except self.verbs.error as error:
-            raise ConfigError(
-                "rdma", self.name, f"{memory.num_bytes} bytes of {memory.device} memory cannot be "
-                f"registered: {error}", self._registration_help(memory.device),
-            ) from error  # fmt: skip
+            errors.append(f"by its address: {error}")
+        raise ConfigError(
+            "rdma", self.name, f"{wanted.num_bytes} bytes of {wanted.kind} memory cannot be "
+            f"registered, {'; '.join(errors)}", _registration_help(wanted.kind),
+        )  # fmt: skip
 
-    def register_raw(self, address: int, num_bytes: int, access: int) -> Region:
+    def register_raw(self, address: int, num_bytes: int, access: int) -> Registered:
         region = self.verbs.mr.MR(self.pd, num_bytes, access, address=address)
         self._objects.append(region)
-        return Region(address, num_bytes, int(region.lkey), int(region.rkey))
+        return Registered(address, num_bytes, int(region.lkey), int(region.rkey), "address")
 
-    def _registration_help(self, device: str) -> str:
-        if device != "cpu":
-            return (
-                "The device cannot expose its memory to this NIC (nvidia-peermem or dma-buf is "
-                "missing): stage through pinned host memory instead."
-            )
-        return "Raise the locked-memory limit: `ulimit -l unlimited`, or LimitMEMLOCK=infinity."
+    def _register_dmabuf(self, wanted: Region, access: int) -> Registered:
+        """Its io addresses are those of the region, as with the other way."""
+        verbs = self.verbs
+        region = verbs.mr.DmaBufMR(
+            self.pd, wanted.num_bytes, access, dmabuf=wanted.dmabuf, offset=wanted.dmabuf_offset
+        )
+        self._objects.append(region)
+        # pyverbs gives these regions addresses that begin at their offset
+        address = wanted.dmabuf_offset
+        return Registered(address, wanted.num_bytes, int(region.lkey), int(region.rkey), "dmabuf")
 
     def queue_pair(self, queues: Queues, *, remote_read: bool, remote_write: bool) -> QueuePair:
         """OSError: the device gives no more."""
@@ -190,6 +204,15 @@ class Scratch:
         """After the queue pairs that use it."""
         while self._regions:
             self._regions.popitem()[1].close()
+
+
+def _registration_help(kind: MemoryKind) -> str:
+    if kind is not MemoryKind.HOST:
+        return (
+            "The device cannot expose its memory to this NIC (nvidia-peermem or dma-buf is "
+            "missing): blocks are staged through pinned host memory instead."
+        )
+    return "Raise the locked-memory limit: `ulimit -l unlimited`, or LimitMEMLOCK=infinity."
 
 
 def _with_inline(queues: Queues, inline: int) -> Queues:

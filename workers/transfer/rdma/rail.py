@@ -5,15 +5,16 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from workers.transfer.rdma.control import Sent
-from workers.transfer.rdma.port import OpenPort, Region
+from workers.transfer.rdma.port import OpenPort, Registered
 from workers.transfer.rdma.queue_pair import Done, QueuePair
 from workers.transfer.rdma.send_queue import OP_READ, OP_WRITE, Buffer, SendQueue
 from workers.transfer.rdma.status import SUCCESS, Meaning, meaning_of
 
 
 class Segment(NamedTuple):
-    """A part of an op: bytes between a remote and a local address. `header`: the remote slot's,
-    which lies right before, is to be read too, to that local address."""
+    """A part of an op: bytes between a remote address and a place in the memory registered here,
+    counted from its start. `header`: the remote slot's, which lies right before, is to be read too, to
+    that local address."""
 
     op_id: int
     local: int
@@ -49,7 +50,7 @@ class Rail:
     def __init__(
         self,
         port: OpenPort,
-        region: Region,
+        region: Registered,
         pair: QueuePair,
         scratch_lkey: int,
         *,
@@ -79,7 +80,8 @@ class Rail:
     def stage(self, segment: Segment, *, far: bool = False) -> None:
         """`queue.room` was looked at. `far`: the slot lies at another memory node than the port."""
         self.port.counters.off_numa_bytes += segment.length * far
-        buffers: tuple[Buffer, ...] = (Buffer(segment.local, segment.length, self._region.lkey),)
+        here = self._region.address + segment.local
+        buffers: tuple[Buffer, ...] = (Buffer(here, segment.length, self._region.lkey),)
         remote = segment.remote
         if segment.header:
             head = Buffer(segment.header, segment.header_bytes, self._scratch_lkey)

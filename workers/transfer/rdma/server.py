@@ -189,16 +189,24 @@ class _Connection:
             raise ProtocolError(f"{type(message).__name__} where Join was due")
         if not 0 < len(message.rails) <= joining.MAX_RAILS:
             raise ProtocolError(f"{len(message.rails)} rails")
-        try:
-            grants = [self._connect(ask) for ask in message.rails]
-        except OSError as error:
-            self._frames.send(
-                joining.encode(Refused("rdma", f"{self._server.node_id}: no queue pair: {error}"))
-            )
-            raise
+        grants = [self._try(ask) for ask in message.rails]
+        if not self._pairs:
+            text = f"{self._server.node_id}: no queue pair: {grants[0].error}"
+            self._frames.send(joining.encode(Refused("rdma", text)))
+            raise OSError(text)
         self._open_mailbox()
         memory = self._node.memory
         self._frames.send(joining.encode(joining.Joined(grants, memory.address, memory.num_bytes)))
+
+    def _try(self, ask: joining.RailAsk) -> joining.RailGrant:
+        """A rail that cannot be does not stand in the way of others."""
+        before = len(self._pairs)
+        try:
+            return self._connect(ask)
+        except OSError as error:
+            while len(self._pairs) > before:
+                self._pairs.pop().close()
+            return joining.RailGrant(joining.NO_ADDRESS, 0, str(error))
 
     def _connect(self, ask: joining.RailAsk) -> joining.RailGrant:
         if not 0 <= ask.port < len(self._node.ports):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -17,7 +17,6 @@ from workers.transfer.rdma.frames import FramedSocket
 from workers.transfer.rdma.joining import PortPair
 from workers.transfer.rdma.node import RdmaNode
 from workers.transfer.rdma.port import Scratch
-from workers.transfer.rdma.queue_pair import Address
 from workers.transfer.rdma.rail import Rail
 
 _log = logging.getLogger(__name__)
@@ -40,6 +39,18 @@ class PeerMemory(NamedTuple):
     remote_write: bool
 
 
+RailFailed = Callable[[Rail, str], object]
+"""A path of several does not work, and why."""
+
+
+class _End(NamedTuple):
+    """A queue pair of ours that waits for its other end."""
+
+    rail: Rail
+    psn: int
+    reads: int
+
+
 class Setup:
     """`advance` when the socket is ready. Raises RefusedError, OSError, EOFError, ProtocolError.
 
@@ -48,7 +59,7 @@ class Setup:
 
     def __init__(
         self, node: RdmaNode, me: str, peer: str, initiator: Initiator, scratch: Scratch,
-        frames: FramedSocket, broken: Collection[PortPair] = (),
+        frames: FramedSocket, broken: Collection[PortPair], rail_failed: RailFailed,
     ) -> None:  # fmt: skip
         """`broken`: pairs of ports that are passed over, where there are others."""
         self.frames = frames
@@ -62,9 +73,8 @@ class Setup:
         self._peer = peer
         self._scratch = scratch
         self._broken = broken
-        self._psns: list[int] = []
-        self._mtus: list[int] = []
-        self._reads: list[int] = []
+        self._rail_failed = rail_failed
+        self._ends: list[_End] = []
         self._offer: joining.Offer | None = None
 
     def advance(self) -> None:
@@ -106,7 +116,6 @@ class Setup:
         for rail in choice.rails:
             port, theirs = node.ports[rail.mine], offer.ports[rail.theirs]
             mtu = choose_mtu(port.active_mtu, theirs.mtu, self._me, self._peer)
-            self._mtus.append(mtu.mtu)
             if mtu.statement:
                 self.notes.append(f"{port.name}: {mtu.statement}")
             pair = port.queue_pair(port.queues, remote_read=False, remote_write=False)
@@ -117,8 +126,8 @@ class Setup:
             )  # fmt: skip
             self.rails.append(made)
             psn = secrets.randbits(24)
-            self._psns.append(psn)
-            self._reads.append(min(port.queues.reads, max(1, theirs.reads)))
+            reads = min(port.queues.reads, max(1, theirs.reads))
+            self._ends.append(_End(made, psn, reads))
             asks.append(
                 joining.RailAsk(rail.theirs, pair.address(psn), port.active_mtu, port.queues.reads)
             )
@@ -140,15 +149,30 @@ class Setup:
         facts = accepted.facts
         if message.num_bytes < facts.num_slots * facts.slot_bytes:
             raise ProtocolError(f"{message.num_bytes} bytes hold no {facts.num_slots} slots")
-        for index, grant in enumerate(message.rails):
-            self._connect(index, grant.address)
-            self.rails[index].rkey = grant.rkey
+        for end, grant in zip(self._ends, message.rails, strict=True):
+            if grant.error:
+                self._leave_out(end.rail, grant.error)
+            else:
+                self._connect(end, grant)
+        if not self.rails:
+            raise OSError(f"no queue pair with {self._peer}: {message.rails[0].error}")
         self.memory = PeerMemory(
             message.base, message.num_bytes, facts, accepted.depth, self._offer.remote_write
         )
         self.step = Step.DONE
 
-    def _connect(self, index: int, address: Address) -> None:
-        self.rails[index].pair.connect(
-            address, psn=self._psns[index], mtu=self._mtus[index], reads=self._reads[index]
-        )
+    def _connect(self, end: _End, grant: joining.RailGrant) -> None:
+        """OSError: the peer counts on this one, so all begins anew, without it where there are more."""
+        rail = end.rail
+        try:
+            rail.pair.connect(grant.address, psn=end.psn, mtu=rail.mtu, reads=end.reads)
+        except OSError as error:
+            self._rail_failed(rail, str(error))
+            raise
+        rail.rkey = grant.rkey
+
+    def _leave_out(self, rail: Rail, error: str) -> None:
+        self._rail_failed(rail, error)
+        self.notes.append(f"{rail.port.name} is left out: {error}")
+        self.rails.remove(rail)
+        rail.pair.close()

@@ -73,11 +73,12 @@ class RdmaTransport(Transport):
         """Paths in use, and those that are passed over because they did not work of late."""
         with self._lock:
             endpoints = list(self._endpoints.items())
-            broken = self._broken_now()
-        found = [rail for peer, endpoint in endpoints for rail in endpoint.rail_stats(peer)]
-        return found + [
-            msgspec.structs.replace(one.stats, error=one.text) for one in broken.values()
-        ]
+            found = [rail for peer, endpoint in endpoints for rail in endpoint.rail_stats(peer)]
+            for rail in found:  # what moves bytes works again
+                if rail.moved_bytes:
+                    self._broken.pop((rail.peer, (rail.port, rail.peer_port)), None)
+            broken = list(self._broken_now().values())
+        return found + [msgspec.structs.replace(one.stats, error=one.text) for one in broken]
 
     def broken(self, peer: str) -> set[PortPair]:
         with self._lock:
@@ -231,13 +232,17 @@ class RdmaEndpoint(Endpoint):
 
     def _rail_failed(self, rail: Rail, meaning: Meaning) -> None:
         """The path is named: of several rails, the next endpoint passes this one over."""
-        mine, peer = self._transport.node_id, self._peer.node_id
         text = f"{meaning.name}: {meaning.text}"
         if meaning.of_path:
-            where = f"over {rail.port.name} (to {rail.peer_port})"
-            text = f"{mine} cannot reach {peer} {where}: {text}"
-            self._transport.rail_failed(_stats_of(rail, peer), text)
+            text = self._blame(rail, text)
         self._fail(meaning.cause, f"{self._where()}: {text}")
+
+    def _blame(self, rail: Rail, error: str) -> str:
+        """The whole text, which the next endpoint and the doctor go by."""
+        mine, peer = self._transport.node_id, self._peer.node_id
+        text = f"{mine} cannot reach {peer} over {rail.port.name} (to {rail.peer_port}): {error}"
+        self._transport.rail_failed(_stats_of(rail, peer), text)
+        return text
 
     def _arm(self, flights: Flights) -> None:
         """What completed between the last poll and this would not be told of: poll once more."""
@@ -285,7 +290,7 @@ class RdmaEndpoint(Endpoint):
         self._setup = Setup(
             transport.node, transport.node_id, self._peer.node_id,
             transport.initiator(incarnation), self._scratch, self._frames,
-            transport.broken(self._peer.node_id),
+            transport.broken(self._peer.node_id), self._blame,
         )  # fmt: skip
 
     def _flush_all(self) -> None:

@@ -15,34 +15,40 @@ from fetching import WAIT_SECONDS, Node, check_bytes, fetch, settled, store
 from workers.core.doctor_checks import node_checks
 from workers.core.doctor_messages import GetNodeFacts, GetProbe, NodeFacts, Probe, ProbeReport
 from workers.core.doctor_pairs import pair_checks
+from workers.core.doctor_verdict import Check
 from workers.core.hashing import block_hashes, namespace_digest, root_hash
 from workers.core.stats_messages import NamespaceSpec
 from workers.core.transfer_stats import PairStats
 
 SLAB = 16 << 20
 LINK = os.environ.get("RDMA_VM_LINK", "dummy0")
-MakeNode = Callable[..., Node]
+MakeNodes = Callable[..., list[Node]]
 
 
 @pytest.fixture
-def make_node(
+def make_nodes(
     make_agent: Callable[..., Any],
     free_port: Callable[[], int],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-) -> MakeNode:
+) -> MakeNodes:
+    """`make_nodes(n1="tcp,rdma", n2="auto")`: by name, with these transports. They start together."""
     monkeypatch.setenv("PERILUNE_HOME", str(tmp_path))
 
-    def make(name: str, transports: str, *, prefix: tuple[str, ...] = ()) -> Node:
-        port = free_port()
-        agent = make_agent(
-            "--node-id", name, "--tcp", f"127.0.0.1:{port}", "--secret-folder", str(tmp_path),
-            "--transports", transports, slab_bytes=SLAB,
-        )  # fmt: skip
-        plain = agent.command()
-        agent.command = lambda: [*prefix, *plain]
-        agent.start()
-        return Node(agent, agent.worker(f"w-{name}"), port)
+    def make(*, prefix: tuple[str, ...] = (), **transports: str) -> list[Node]:
+        started = []
+        for name, which in transports.items():
+            port = free_port()
+            agent = make_agent(
+                "--node-id", name, "--tcp", f"127.0.0.1:{port}", "--secret-folder", str(tmp_path),
+                "--transports", which, slab_bytes=SLAB,
+            )  # fmt: skip
+            agent.start_seconds = 120.0  # an emulated CPU, which others may be busy on
+            plain = agent.command()
+            agent.command = lambda plain=plain: [*prefix, *plain]
+            agent.spawn()
+            started.append((name, agent, port))
+        return [Node(agent, agent.worker(f"w-{name}"), port) for name, agent, port in started]
 
     return make
 
@@ -70,12 +76,12 @@ def moved(node: Node) -> dict[str, PairStats]:
 
 
 def test_blocks_move_over_rdma_and_over_tcp_when_the_device_is_gone(
-    make_node: MakeNode,
+    make_nodes: MakeNodes,
     chain: tuple[bytes, list[bytes]],
     spec: NamespaceSpec,
     link: Callable[[str], None],
 ) -> None:
-    one, two = make_node("n1", "tcp,rdma"), make_node("n2", "auto")
+    one, two = make_nodes(n1="tcp,rdma", n2="auto")
     namespace, keys = chain
     store(one, namespace, keys, spec.block_bytes)
     fetch(two, one.holder, namespace, keys[:64])
@@ -125,42 +131,41 @@ def doctor_is_content(one: Node, two: Node) -> None:
     assert own["rdma.retries rxe0/1"].state == "ok", own["rdma.retries rxe0/1"]
 
 
-class TestC06:
-    """An agent that may lock 8 MiB and has a slab of 16."""
+LIMITED = (
+    "setpriv", "--inh-caps=-ipc_lock", "--bounding-set=-ipc_lock",
+    "bash", "-c", 'ulimit -l 8192; exec "$@"', "bash",
+)  # fmt: skip
 
-    LIMITED = (
-        "setpriv", "--inh-caps=-ipc_lock", "--bounding-set=-ipc_lock",
-        "bash", "-c", 'ulimit -l 8192; exec "$@"', "bash",
-    )  # fmt: skip
 
-    def test_c06_a_node_that_must_have_rdma_is_not_ready_and_says_why(
-        self, make_node: MakeNode
-    ) -> None:
-        node = make_node("n1", "rdma", prefix=self.LIMITED)
-        stats = node.client.stats().transfers
-        assert "registering the slab pins 16 MiB" in stats.not_ready
-        assert "the locked-memory limit is 8 MiB" in stats.not_ready
-        assert "ulimit -l unlimited" in stats.not_ready
-        welcome = node.client.welcome
-        assert welcome is not None
-        assert welcome.transfers == {}, "nothing took its place"
-        facts = node.agent.client("cli", "doctor").call(GetNodeFacts(), NodeFacts)
-        checks = {check.name: check for check in node_checks(facts)}
-        assert checks["ready"].state == "fail"
-        assert "8 MiB" in checks["ready"].value
-        assert "LimitMEMLOCK=infinity" in checks["ready"].what_to_do
+def checks_of(node: Node) -> dict[str, Check]:
+    facts = node.agent.client("cli", "doctor").call(GetNodeFacts(), NodeFacts)
+    return {check.name: check for check in node_checks(facts)}
 
-    def test_c06_where_tcp_will_do_it_does_and_the_reason_is_shown(
-        self, make_node: MakeNode
-    ) -> None:
-        node = make_node("n1", "auto", prefix=self.LIMITED)
-        stats = node.client.stats().transfers
-        assert stats.not_ready == ""
-        assert "the locked-memory limit is 8 MiB" in stats.problem
-        welcome = node.client.welcome
-        assert welcome is not None
-        assert set(welcome.transfers) == {"shm", "tcp"}
-        facts = node.agent.client("cli", "doctor").call(GetNodeFacts(), NodeFacts)
-        checks = {check.name: check for check in node_checks(facts)}
-        assert checks["rdma"].state == "warn"
-        assert "8 MiB" in checks["rdma"].value
+
+def test_c06_an_agent_that_may_lock_less_than_its_slab(make_nodes: MakeNodes) -> None:
+    """8 MiB, and a slab of 16: the one that must have RDMA is not ready, the other takes TCP; both
+    say the limit, the need and the way out."""
+    demands, takes_any = make_nodes(prefix=LIMITED, n1="rdma", n2="auto")
+    stats = demands.client.stats().transfers
+    assert "registering the slab pins 16 MiB" in stats.not_ready
+    assert "the locked-memory limit is 8 MiB" in stats.not_ready
+    assert "ulimit -l unlimited" in stats.not_ready
+    assert offered(demands) == set(), "nothing took its place"
+    ready = checks_of(demands)["ready"]
+    assert ready.state == "fail"
+    assert "8 MiB" in ready.value
+    assert "LimitMEMLOCK=infinity" in ready.what_to_do
+
+    stats = takes_any.client.stats().transfers
+    assert stats.not_ready == ""
+    assert "the locked-memory limit is 8 MiB" in stats.problem
+    assert offered(takes_any) == {"shm", "tcp"}
+    rdma = checks_of(takes_any)["rdma"]
+    assert rdma.state == "warn"
+    assert "8 MiB" in rdma.value
+
+
+def offered(node: Node) -> set[str]:
+    welcome = node.client.welcome
+    assert welcome is not None
+    return set(welcome.transfers)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -158,6 +159,31 @@ class TestReceiverNotReady:
         statuses, _, waits = self.send(nodes, 0.05)
         assert statuses == [0]
         assert waits > 0
+
+    def test_c19_a_transfer_whose_holder_posts_its_buffers_late_succeeds(
+        self, pair: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A range asks the holder for a checksum: that message finds no receive at first."""
+        puller, holder = pair
+        data = holder.fill([0], BLOCK)
+        post = Mailbox.post_receives
+        timers: list[threading.Timer] = []
+
+        def late(mailbox: Mailbox, wr: object) -> None:
+            if not threading.current_thread().name.startswith("rdma-serve"):
+                post(mailbox, wr)
+                return
+            timers.append(threading.Timer(0.05, post, (mailbox, wr)))
+            timers[-1].start()
+
+        monkeypatch.setattr(Mailbox, "post_receives", late)
+        drive = Driver(puller.connect(holder)).open()
+        (ended,) = drive.move([op_of(0, BLOCK, offset=8, size=1000)]).values()
+        assert ended.cause is None
+        assert puller.memory.range(0, 8, 1000) == data[0][8:1008]
+        assert len(timers) == 1
+        assert puller.rdma.stats()[0].receiver_not_ready_total > 0
+        timers[0].join()
 
     def test_one_that_never_comes_is_given_up(self, nodes: Nodes) -> None:
         statuses, seconds, _ = self.send(nodes, None)
