@@ -18,10 +18,12 @@ NO_WEIGHTS: Mapping[str, float] = {}
 
 @dataclass(frozen=True, slots=True)
 class QueueRules:
-    """Of the admission policy. `window_tokens`: uncached tokens that the worker is given at a
-    time (one leg always may go); `hit_share`: of the tokens served while both kinds wait."""
+    """Of the admission policy. The worker is given `window_tokens` of uncached tokens and
+    `window_seconds` of predicted work at a time (one leg always may go); `hit_share`: of the tokens
+    served while both kinds wait."""
 
     window_tokens: int = 8192
+    window_seconds: float = 0.25
     hit_share: float = 0.5
     quantum_tokens: int = 2048
     max_waiting: int = 512
@@ -87,8 +89,9 @@ class DispatchQueue:
 
     rules: QueueRules = field(default_factory=QueueRules)
     running_tokens: int = 0
+    running_seconds: float = 0.0
     num_waiting: int = 0
-    _running: dict[str, int] = field(default_factory=dict)  # request -> cost
+    _running: dict[str, QueuedLeg] = field(default_factory=dict)
     _waiting: dict[str, QueuedLeg] = field(default_factory=dict)
     _classes: dict[int, _Class] = field(default_factory=dict)  # by rank
 
@@ -102,7 +105,7 @@ class DispatchQueue:
     def offer(self, leg: QueuedLeg) -> Offered:
         """Run it, let it wait, or refuse it. A full queue sheds a lower class for a higher one."""
         assert leg.request_id not in self, f"{leg.request_id} is here already"
-        if not self.num_waiting and self._has_room(leg.cost):
+        if not self.num_waiting and self._has_room(leg):
             self._start(leg)
             return _GO
         shed: QueuedLeg | None = None
@@ -120,9 +123,10 @@ class DispatchQueue:
 
     def leave(self, request_id: str) -> list[QueuedLeg]:
         """It has run, or it stops waiting. Idempotent. Who goes instead is in the result."""
-        cost = self._running.pop(request_id, None)
-        if cost is not None:
-            self.running_tokens -= cost
+        leg = self._running.pop(request_id, None)
+        if leg is not None:
+            self.running_tokens -= leg.cost
+            self.running_seconds = self.running_seconds - leg.seconds if self._running else 0.0
             return self._grant() if self.num_waiting else []
         leg = self._waiting.get(request_id)
         if leg is None:
@@ -166,7 +170,9 @@ class DispatchQueue:
 
     def check_integrity(self) -> None:
         """Counts agree, no class is empty, nobody waits while the worker is idle."""
-        assert self.running_tokens == sum(self._running.values())
+        assert self.running_tokens == sum(leg.cost for leg in self._running.values())
+        drift = self.running_seconds - sum(leg.seconds for leg in self._running.values())
+        assert abs(drift) < 1e-6, drift
         assert not self._running.keys() & self._waiting.keys(), "runs and waits"
         assert self.num_waiting == len(self._waiting)
         queued = [leg for c in self._classes.values() for lane in c.lanes.values()
@@ -178,12 +184,17 @@ class DispatchQueue:
                 lane.check_integrity()
         assert self._running or not self._waiting, "the worker idles, others wait"
 
-    def _has_room(self, cost: int) -> bool:
-        return not self._running or self.running_tokens + cost <= self.rules.window_tokens
+    def _has_room(self, leg: QueuedLeg) -> bool:
+        if not self._running:
+            return True
+        if self.running_tokens + leg.cost > self.rules.window_tokens:
+            return False
+        return self.running_seconds + leg.seconds <= self.rules.window_seconds
 
     def _start(self, leg: QueuedLeg) -> None:
-        self._running[leg.request_id] = leg.cost
+        self._running[leg.request_id] = leg
         self.running_tokens += leg.cost
+        self.running_seconds += leg.seconds
 
     def _push(self, leg: QueuedLeg) -> None:
         entry = self._classes.get(leg.rank)
@@ -201,7 +212,7 @@ class DispatchQueue:
             hit = entry.next_lane()
             head = entry.lanes[hit].peek()
             assert head is not None
-            if not self._has_room(head.cost):
+            if not self._has_room(head):
                 break
             leg = self._waiting[entry.lanes[hit].pop().request_id]
             share = self.rules.hit_share if hit else 1 - self.rules.hit_share

@@ -1,7 +1,9 @@
 """Admission in this gateway: what predictions are worth, who is let in, and what became of it."""
 
 from random import Random
-from typing import Any
+from typing import Any, Protocol
+
+import msgspec
 
 from controlplane.core.admission import (
     ADMITTED,
@@ -20,62 +22,102 @@ from controlplane.gateway.stats import Stats
 from controlplane.gateway.wire import Decision, Verdict
 
 TBT_FLOOR_SECONDS = 0.005
-MAX_WINDOWS = 512
+MAX_MODELS = 256
+
+
+class SloAndRules(Protocol):
+    """The policies that act on one request."""
+
+    @property
+    def slo(self) -> Slo: ...
+    @property
+    def admission(self) -> AdmissionRules: ...
+
+
+class Forecast(msgspec.Struct, frozen=True, gc=False):
+    """What `ended` compares: from the turn to the first token, and TBT."""
+
+    rest_seconds: float | None
+    tbt_seconds: float | None
 
 
 class _Errors:
-    """How far predictions for one model and priority class were off."""
+    """How far predictions for one model were off: the wait for a turn by priority class, the rest
+    of TTFT from the turn on, and TBT."""
 
-    __slots__ = ("tbt", "ttft")
+    __slots__ = ("rest", "tbt", "waits")
 
     def __init__(self) -> None:
-        self.ttft = ErrorWindow()
+        self.waits: dict[int, ErrorWindow] = {}
+        self.rest = ErrorWindow()
         self.tbt = ErrorWindow(TBT_FLOOR_SECONDS)
+
+    def wait(self, rank: int) -> ErrorWindow:
+        window = self.waits.get(rank)
+        if window is None:
+            window = self.waits[rank] = ErrorWindow()
+        return window
 
 
 class Desk:
-    """`judge` each request, tell what became of it by `ended`."""
+    """`judge` each request, and again at its turn; tell what became of it by `ended`."""
 
     def __init__(self, stats: Stats, rng: Random) -> None:
         self._stats = stats
         self._rng = rng
-        self._errors: dict[tuple[str, int], _Errors] = {}
+        self._errors: dict[str, _Errors] = {}
 
     def judge(
         self,
-        slo: Slo,
-        rules: AdmissionRules,
+        policies: SloAndRules,
         model: str,
         standing: Standing,
         predicted: Predicted,
+        turn_seconds: float,
         now: float,
     ) -> Admission:
-        """`predicted` as it is expected; it is judged by what the SLO's percentile would get."""
+        """`turn_seconds`: the part of the predicted TTFT until leg 1 may go. It is judged by its
+        median, as who waits too long can still be turned away; the rest by the percentile."""
+        slo = policies.slo
         if slo.mode == "off":
             return ADMITTED
-        errors = self._errors.get((model, standing.rank))
+        errors = self._errors.get(model)
         if errors is not None:
-            ttft = errors.ttft.quantile(predicted.ttft_seconds, slo.percentile, now)
+            rest = predicted.ttft_seconds - turn_seconds
+            ttft = errors.rest.quantile(rest, slo.percentile, now)
+            if turn_seconds > 0:
+                ttft += errors.wait(standing.rank).quantile(turn_seconds, 50.0, now)
             tbt = predicted.tbt_seconds
             if tbt is not None:
                 tbt = errors.tbt.quantile(tbt, slo.percentile, now)
             predicted = Predicted(ttft, predicted.wait_seconds, tbt)
-        return admit(slo, predicted, self._rng.random(), rules.probe_share)
+        return admit(slo, predicted, self._rng.random(), policies.admission.probe_share)
+
+    def rest_seconds(self, slo: Slo, model: str, rest_seconds: float, now: float) -> float:
+        """From the turn to the first token, as the SLO's percentile keeps it."""
+        errors = self._errors.get(model)
+        if errors is None:
+            return rest_seconds
+        return errors.rest.quantile(rest_seconds, slo.percentile, now)
+
+    def waited(self, model: str, rank: int, predicted: float, seconds: float, now: float) -> None:
+        """A wait for a turn has ended, or was given up after so many seconds."""
+        self._of(model).wait(rank).observe(predicted, seconds, now)
 
     def ended(
-        self, slo: Slo, standing: Standing, decision: Decision, tbt: float | None, now: float
+        self, slo: Slo, decision: Decision, turned_seconds: float, forecast: Forecast, now: float
     ) -> None:
-        """A stream that has ended well; `tbt` is what was predicted. One that was tried again says
-        nothing about predictions."""
+        """A stream that has ended well; its turn came `turned_seconds` after its arrival. One that
+        was tried again says nothing about predictions."""
         ttft = decision.ttft_seconds
         if ttft is None:
             return
         if not decision.retries:
-            errors = self._of(decision.model, standing.rank)
-            if decision.predicted_ttft_seconds is not None:
-                errors.ttft.observe(decision.predicted_ttft_seconds, ttft, now)
-            if tbt is not None and decision.tbt_p95_seconds is not None:
-                errors.tbt.observe(tbt, decision.tbt_p95_seconds, now)
+            errors = self._of(decision.model)
+            if forecast.rest_seconds is not None:
+                errors.rest.observe(forecast.rest_seconds, ttft - turned_seconds, now)
+            if forecast.tbt_seconds is not None and decision.tbt_p95_seconds is not None:
+                errors.tbt.observe(forecast.tbt_seconds, decision.tbt_p95_seconds, now)
         verdict = decision.admission
         if verdict is not None and verdict.probe:
             verdict.met = keeps_slo(slo, ttft, decision.tbt_p95_seconds)
@@ -83,12 +125,12 @@ class Desk:
             self._stats.probes += 1
             self._stats.probes_met += verdict.met
 
-    def _of(self, model: str, rank: int) -> _Errors:
-        errors = self._errors.get((model, rank))
+    def _of(self, model: str) -> _Errors:
+        errors = self._errors.get(model)
         if errors is None:
-            if len(self._errors) >= MAX_WINDOWS:
+            if len(self._errors) >= MAX_MODELS:
                 self._errors.pop(next(iter(self._errors)))
-            errors = self._errors[model, rank] = _Errors()
+            errors = self._errors[model] = _Errors()
         return errors
 
 
@@ -131,6 +173,7 @@ def rules_of(spec: dict[str, Any]) -> AdmissionRules:
         max_wait_seconds=float(spec.get("max_wait_s", usual.max_wait_seconds)),
         queue=QueueRules(
             window_tokens=int(spec.get("window_tokens", queue.window_tokens)),
+            window_seconds=spec.get("window_ms", queue.window_seconds * 1000) / 1000,
             hit_share=float(spec.get("hit_share", queue.hit_share)),
             quantum_tokens=int(spec.get("quantum_tokens", queue.quantum_tokens)),
             max_waiting=int(spec.get("max_waiting", queue.max_waiting)),

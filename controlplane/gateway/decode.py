@@ -7,6 +7,7 @@ from typing import Any
 from controlplane.core.handshake import decode_params as foreign_params
 from controlplane.core.lifecycle import DecodeRetried, DecodeStarted, SlotTaken
 from controlplane.core.routing import order_decode
+from controlplane.gateway.admission import Forecast
 from controlplane.gateway.answers import error_event
 from controlplane.gateway.bodies import KvParams, decode_leg, ours
 from controlplane.gateway.cluster import WorkerState
@@ -203,7 +204,9 @@ def _streamed(run: Running, worker: WorkerState, relay: Relay) -> None:
     plan, slo = run.plan, run.plan.policies.slo
     count_slo(slo, decision, run.context.stats)
     desk = run.context.cluster.desk
-    desk.ended(slo, plan.standing, decision, plan.predicted_tbt_seconds, monotonic())
+    turned = (outcome.turn_at or outcome.planned_at) - outcome.received_at
+    forecast = Forecast(plan.rest_seconds, plan.predicted_tbt_seconds)
+    desk.ended(slo, decision, turned, forecast, monotonic())
     run.finish()
 
 

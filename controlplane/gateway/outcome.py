@@ -11,6 +11,7 @@ class Outcome(msgspec.Struct):
 
     received_at: float
     planned_at: float = 0.0
+    turn_at: float = 0.0  # after a wait for a turn at prefill
     slot_at: float = 0.0
     prefill_sent_at: float = 0.0
     prefill_done_at: float = 0.0

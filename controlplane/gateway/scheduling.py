@@ -60,6 +60,9 @@ class Plan(msgspec.Struct):
     held_blocks: dict[str, int] = {}  # node -> blocks of the prompt
     standing: Standing = Standing()
     predicted_tbt_seconds: float | None = None
+    turn_seconds: float = 0.0  # of the predicted TTFT, until leg 1 may go
+    rest_seconds: float | None = None  # of it, from then on
+    after_queue_seconds: float = 0.0  # of that, when the worker is idle
     held: Held = msgspec.field(default_factory=Held)
     kv_tokens: int = 0  # prompt and expected output
     observed: ObservedPlacement | None = None
@@ -237,9 +240,14 @@ class Scheduler:
         wait += plan.slot_wait_seconds
         tbt = plan.predicted_tbt_seconds = best.predicted_tbt_seconds if best is not None else None
         predicted = Predicted(plan.predicted_ttft_seconds, wait, tbt)
-        slo, rules = plan.policies.slo, plan.policies.admission
-        desk = self._cluster.desk
-        plan.admission = desk.judge(slo, rules, model, plan.standing, predicted, now)
+        queued = plan.prefill[0].option.queue_seconds if plan.prefill else 0.0
+        plan.turn_seconds = max(0.0, queued - plan.policies.admission.queue.window_seconds)
+        plan.rest_seconds = plan.predicted_ttft_seconds - plan.turn_seconds
+        plan.after_queue_seconds = plan.predicted_ttft_seconds - queued
+        desk, standing = self._cluster.desk, plan.standing
+        plan.admission = desk.judge(
+            plan.policies, model, standing, predicted, plan.turn_seconds, now
+        )
 
     def _slot_wait(self, plan: Plan, model: str) -> float:
         """Those ahead and this one, served by all slots at the mean service time."""

@@ -42,7 +42,6 @@ async def wait(run: Running, offer: Offer) -> None:
             raise _turned_away(run, "queue_full")
         plan.prefill = []  # all of them left
     run.context.scheduler.choose_decode(plan, run.asked.model, run.asked.num_tokens)
-    run.decision.dispatch_wait_seconds = monotonic() - run.outcome.planned_at
 
 
 async def again(run: Running, priced: Priced) -> bool:
@@ -59,13 +58,31 @@ async def _granted(run: Running, offer: Offer, priced: Priced) -> bool:
     """False: the worker takes no more."""
     if offer is Offer.GO:
         return True
-    request_id = run.asked.request_id
-    turn = await run.context.cluster.dispatch.wait(request_id, _patience(run, priced))
+    request_id, plan, cluster = run.asked.request_id, run.plan, run.context.cluster
+    turn = await cluster.dispatch.wait(request_id, _patience(run, priced))
+    now = run.outcome.turn_at = monotonic()
+    waited = run.decision.dispatch_wait_seconds = now - run.outcome.planned_at
+    if turn in (Turn.GRANTED, Turn.TIMED_OUT):
+        cluster.desk.waited(run.asked.model, plan.standing.rank, plan.turn_seconds, waited, now)
     if turn is Turn.SHED:
         raise _turned_away(run, "queue_full")
-    if turn is Turn.TIMED_OUT:
+    if turn is Turn.TIMED_OUT or (turn is Turn.GRANTED and _is_late(run, priced, now)):
         raise _turned_away(run, "deadline")
     return turn is Turn.GRANTED
+
+
+def _is_late(run: Running, priced: Priced, now: float) -> bool:
+    """Whether the SLO's percentile would not be kept from this turn on. Its prediction is the one
+    to learn from."""
+    plan, cluster = run.plan, run.context.cluster
+    worker = cluster.workers.get(priced.option.worker_id)
+    running = 0.0 if worker is None else worker.prefill_queue.wait_seconds(now)
+    plan.rest_seconds = running + plan.after_queue_seconds
+    slo = plan.policies.slo
+    if slo.mode != "enforce" or plan.admission.probe:
+        return False
+    rest = cluster.desk.rest_seconds(slo, run.asked.model, plan.rest_seconds, now)
+    return now - run.outcome.received_at + rest > slo.max_ttft_seconds
 
 
 def _leg(run: Running, priced: Priced) -> QueuedLeg:
@@ -91,10 +108,11 @@ def _patience(run: Running, priced: Priced) -> float:
     slo = plan.policies.slo
     if slo.mode != "enforce" or plan.admission.probe:
         return longest
-    after = priced.transfer_seconds + priced.prefill_seconds
-    after += plan.predicted_handover_seconds or 0.0
-    passed = monotonic() - run.outcome.received_at
-    return max(MIN_WAIT_SECONDS, min(longest, slo.max_ttft_seconds - passed - after))
+    now = monotonic()
+    rest = priced.transfer_seconds + priced.prefill_seconds + (plan.predicted_handover_seconds or 0)
+    rest = run.context.cluster.desk.rest_seconds(slo, run.asked.model, rest, now)
+    left = slo.max_ttft_seconds - (now - run.outcome.received_at) - rest
+    return max(MIN_WAIT_SECONDS, min(longest, left))
 
 
 def _turned_away(run: Running, gate: str) -> AnswerError:

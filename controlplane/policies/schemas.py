@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
+from controlplane.core.normalisation import Rule
 from controlplane.core.placement import Algorithm
 from controlplane.schema_base import MAX_INTEGER, Page, Schema
 from workers.core.errors import ConfigError
@@ -28,8 +29,9 @@ that exists acts: tenant and class, tenant, class, model, default."""
 class SloSpec(Schema):
     """Admission by predicted latency. `off`: no check; `observe`: log only; `enforce`: 429.
 
-    `percentile` of requests are to keep the bounds: predictions are raised by how far they were
-    off lately, so that 95 rejects what less than 95 of 100 such requests would keep.
+    `percentile` of the requests that are served are to keep the bounds: predictions are raised by
+    how far they were off lately. What may still be turned away later, the wait for a turn at
+    prefill, is judged by its median, and again by the percentile when the turn comes.
     """
 
     mode: Literal["off", "observe", "enforce"] = "observe"
@@ -52,6 +54,9 @@ class SchedulingSpec(Schema):
 
     Requests that wait longer than `max_..._s` in a state are stuck: `watchdog` ends them, or only
     reports. `max_silence_s` is to a stream's first or next piece, `max_reply_s` of a plain reply.
+
+    `normalisation` brings prompts to one form before both legs (none by default): line ends, blanks,
+    system messages first. The decision record says which rules changed a prompt.
     """
 
     placement: Algorithm = "cost"
@@ -61,6 +66,7 @@ class SchedulingSpec(Schema):
     load_weight: Annotated[float, Field(ge=0, le=100)] = 4.0
     prefill_tflops: Annotated[float | None, Field(gt=0, le=1_000_000)] = None
     max_concurrent_per_decode: Annotated[int, Field(ge=1, le=4096)] = 16
+    normalisation: Annotated[list[Rule], Field(max_length=3)] = []
     watchdog: Literal["end", "report"] = "end"
     max_waiting_s: StuckSeconds = 120.0
     max_prefilling_s: StuckSeconds = 330.0
@@ -133,8 +139,9 @@ class AdmissionSpec(Schema):
     """Who goes first at a prefill worker, and who is turned away.
 
     `priorities`: classes, highest first. A key may claim classes up to its own; without keys any
-    is accepted. Each gateway gives a worker `window_tokens` of uncached tokens at a time (one
-    request always may go); the rest waits in the gateway: classes in strict order, in a class
+    is accepted. Each gateway gives a worker `window_tokens` of uncached tokens and `window_ms` of
+    predicted work at a time (one request always may go); the rest waits in the gateway, where it
+    can still be overtaken and turned away: classes in strict order, in a class
     `hit_share` of the tokens to requests of which `hit_min_share` or more is cached, then tenants
     in turn by uncached tokens (`fairness`). `probe_share` of would-be rejections is let in, which
     tells how many rejections are wrong.
@@ -151,6 +158,7 @@ class AdmissionSpec(Schema):
     ] = {}
     quantum_tokens: Annotated[int, Field(ge=64, le=1_000_000)] = 2048
     window_tokens: Annotated[int, Field(ge=1, le=10_000_000)] = 8192
+    window_ms: Annotated[float, Field(ge=1, le=600_000)] = 250
     hit_share: Annotated[float, Field(ge=0.05, le=0.95)] = 0.5
     hit_min_share: Annotated[float, Field(ge=0.01, le=1)] = 0.5
     max_waiting: Annotated[int, Field(ge=0, le=100_000)] = 512

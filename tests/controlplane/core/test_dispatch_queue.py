@@ -14,19 +14,30 @@ from hypothesis.stateful import (
     rule,
 )
 
-from controlplane.core.dispatch_queue import DispatchQueue, Offer, QueueRules
+from controlplane.core.dispatch_queue import DispatchQueue, Offer
+from controlplane.core.dispatch_queue import QueueRules as Rules
 from controlplane.core.fairness import QueuedLeg
 
 WINDOW = 4096
+
+
+def queue_rules(
+    window_tokens: int = WINDOW, hit_share: float = 0.5, quantum_tokens: int = 2048,
+    max_waiting: int = 512, fair: bool = True, weights: dict[str, float] | None = None,
+    window_seconds: float = 1e9,
+) -> Rules:  # fmt: skip
+    return Rules(
+        window_tokens, window_seconds, hit_share, quantum_tokens, max_waiting, fair, weights or {}
+    )
 
 
 def leg(name: str, tokens: int = 1000, **fields: object) -> QueuedLeg:
     return QueuedLeg(name, tokens, tokens / 1000, **fields)  # type: ignore[arg-type]
 
 
-def busy(rules: QueueRules | None = None) -> DispatchQueue:
+def busy(rules: Rules | None = None) -> DispatchQueue:
     """A worker that is full with the leg `first`."""
-    queue = DispatchQueue(rules or QueueRules(window_tokens=WINDOW))
+    queue = DispatchQueue(rules or queue_rules(window_tokens=WINDOW))
     assert queue.offer(leg("first", 100_000)).offer is Offer.GO
     return queue
 
@@ -44,15 +55,23 @@ def drain(queue: DispatchQueue, first: str = "first") -> list[QueuedLeg]:
 
 
 def test_with_room_a_leg_passes_and_no_more_than_the_window_runs() -> None:
-    queue = DispatchQueue(QueueRules(window_tokens=WINDOW))
+    queue = DispatchQueue(queue_rules(window_tokens=WINDOW))
     offers = [queue.offer(leg(f"r{i}", 2000)).offer for i in range(3)]
     assert offers == [Offer.GO, Offer.GO, Offer.WAIT]
     assert queue.running_tokens == 4000
     assert [g.request_id for g in queue.leave("r0")] == ["r2"]
 
 
+def test_no_more_than_the_windows_seconds_run() -> None:
+    queue = DispatchQueue(queue_rules(10_000, window_seconds=2.5))
+    offers = [queue.offer(leg(f"r{i}", 1000)).offer for i in range(3)]
+    assert offers == [Offer.GO, Offer.GO, Offer.WAIT]
+    assert [g.request_id for g in queue.leave("r0")] == ["r2"]
+    assert queue.running_seconds == 2.0
+
+
 def test_one_leg_larger_than_the_window_goes_alone() -> None:
-    queue = DispatchQueue(QueueRules(window_tokens=WINDOW))
+    queue = DispatchQueue(queue_rules(window_tokens=WINDOW))
     assert queue.offer(leg("huge", 50_000)).offer is Offer.GO
     assert queue.offer(leg("small", 1)).offer is Offer.WAIT
 
@@ -67,7 +86,7 @@ def test_r32_hits_do_not_queue_behind_long_cold_prefills() -> None:
 
 
 def test_r32_cold_prefills_have_their_share_under_a_flood_of_hits() -> None:
-    queue = busy(QueueRules(window_tokens=100, hit_share=0.75))
+    queue = busy(queue_rules(window_tokens=100, hit_share=0.75))
     for i in range(400):
         queue.offer(leg(f"hit{i}", 1000, hit=True))
     for i in range(40):
@@ -85,7 +104,7 @@ def test_higher_classes_go_first() -> None:
 
 
 def test_a_higher_class_goes_at_once_where_a_lower_head_does_not_fit() -> None:
-    queue = DispatchQueue(QueueRules(window_tokens=WINDOW))
+    queue = DispatchQueue(queue_rules(window_tokens=WINDOW))
     queue.offer(leg("runs", 3000))
     assert queue.offer(leg("big", 4000, rank=1)).offer is Offer.WAIT
     assert queue.offer(leg("small", 500, rank=0)).offer is Offer.GO
@@ -93,7 +112,7 @@ def test_a_higher_class_goes_at_once_where_a_lower_head_does_not_fit() -> None:
 
 
 def test_a_full_queue_sheds_the_lowest_class_first() -> None:
-    queue = busy(QueueRules(window_tokens=WINDOW, max_waiting=2))
+    queue = busy(queue_rules(window_tokens=WINDOW, max_waiting=2))
     queue.offer(leg("batch", rank=2))
     queue.offer(leg("standard", rank=1))
     assert queue.offer(leg("late batch", rank=2)).offer is Offer.FULL
@@ -106,7 +125,7 @@ def test_a_full_queue_sheds_the_lowest_class_first() -> None:
 
 
 def test_tenants_share_tokens_not_requests() -> None:
-    queue = busy(QueueRules(window_tokens=100, quantum_tokens=500))
+    queue = busy(queue_rules(window_tokens=100, quantum_tokens=500))
     for i in range(40):
         queue.offer(leg(f"long{i}", 4000, tenant="long"))
         for k in range(4):
@@ -118,7 +137,7 @@ def test_tenants_share_tokens_not_requests() -> None:
 
 
 def test_weights_divide_tokens() -> None:
-    queue = busy(QueueRules(window_tokens=100, quantum_tokens=500, weights={"gold": 3.0}))
+    queue = busy(queue_rules(window_tokens=100, quantum_tokens=500, weights={"gold": 3.0}))
     for i in range(100):
         queue.offer(leg(f"g{i}", 1000, tenant="gold"))
         queue.offer(leg(f"o{i}", 1000, tenant="other"))
@@ -127,7 +146,7 @@ def test_weights_divide_tokens() -> None:
 
 
 def test_without_fairness_first_come_first_served() -> None:
-    queue = busy(QueueRules(window_tokens=100, fair=False))
+    queue = busy(queue_rules(window_tokens=100, fair=False))
     names = [f"r{i}" for i in range(10)]
     for i, name in enumerate(names):
         queue.offer(leg(name, 1000, tenant="a" if i < 8 else "b"))
@@ -137,7 +156,7 @@ def test_without_fairness_first_come_first_served() -> None:
 def test_a_new_policy_acts_on_those_who_wait() -> None:
     queue = busy()
     queue.offer(leg("small", 10))
-    granted = queue.set_rules(QueueRules(window_tokens=200_000))
+    granted = queue.set_rules(queue_rules(window_tokens=200_000))
     assert [g.request_id for g in granted] == ["small"]
     queue.check_integrity()
 
@@ -168,7 +187,7 @@ TENANTS = ("a", "b", "c")
 def test_drr_bound_while_all_wait(costs: list[tuple[str, int]], quantum: int) -> None:
     """Of two tenants that wait all the time, neither gets more than a quantum and the dearest
     leg of each ahead of the other."""
-    queue = busy(QueueRules(window_tokens=1, quantum_tokens=quantum))
+    queue = busy(queue_rules(window_tokens=1, quantum_tokens=quantum))
     left: Counter[str] = Counter()
     for i, (tenant, tokens) in enumerate(costs):
         queue.offer(leg(f"r{i}", tokens, tenant=tenant))
@@ -194,7 +213,7 @@ class QueueMachine(RuleBasedStateMachine):
         hit_share=st.sampled_from([0.05, 0.5, 0.95]),
     )
     def begin(self, window: int, most: int, fair: bool, hit_share: float) -> None:
-        self.queue_rules = QueueRules(window, hit_share, 300, most, fair, {"a": 2.0})
+        self.queue_rules = queue_rules(window, hit_share, 300, most, fair, {"a": 2.0})
         self.queue = DispatchQueue(self.queue_rules)
         self.waiting: dict[str, QueuedLeg] = {}
         self.running: dict[str, QueuedLeg] = {}
@@ -246,7 +265,7 @@ class QueueMachine(RuleBasedStateMachine):
 
     @rule(window=st.sampled_from([1, 500, 5000]), fair=st.booleans())
     def new_rules(self, window: int, fair: bool) -> None:
-        self.queue_rules = QueueRules(window, 0.5, 300, self.queue_rules.max_waiting, fair)
+        self.queue_rules = queue_rules(window, 0.5, 300, self.queue_rules.max_waiting, fair)
         self.take(self.queue.set_rules(self.queue_rules))
 
     @rule()

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from controlplane.core.admission import AdmissionRules, Predicted, Slo, Standing
-from controlplane.gateway.admission import Desk
+from controlplane.core.admission import Predicted, Slo, Standing
+from controlplane.gateway.admission import Desk, Forecast
+from controlplane.gateway.cluster import Policies
 from controlplane.gateway.dispatch import Dispatch
 from controlplane.gateway.stats import Stats
 from controlplane.gateway.wire import Decision
@@ -185,7 +186,9 @@ async def test_a_wait_has_its_bound(rig: Any, eventually: Any) -> None:
 async def test_a_new_window_acts_on_those_who_wait(rig: Any, eventually: Any) -> None:
     await one_worker(rig)
     tasks = await started(rig, eventually, ask(rig, 1500, 1), ask(rig, 50, 2))
-    await rig.publish(policies=[rig.policy("admission", 2, window_tokens=100_000)])
+    await rig.publish(
+        policies=[rig.policy("admission", 2, window_tokens=100_000, window_ms=60_000)]
+    )
     await eventually(lambda: len(rig.seen("p1")) == 2)
     await asyncio.gather(*tasks)
 
@@ -247,47 +250,58 @@ class FixedDraw(Random):
         return self.value
 
 
-def decision(predicted: float, ttft: float, tbt: float | None = None) -> Decision:
+def decision(ttft: float, tbt: float | None = None) -> Decision:
     return Decision(
-        "r", None, "gw", "finished_stop", model="m", predicted_ttft_seconds=predicted,  # type: ignore[arg-type]
-        ttft_seconds=ttft, tbt_p95_seconds=tbt,
+        "r", None, "gw", "finished_stop", model="m", ttft_seconds=ttft, tbt_p95_seconds=tbt,  # type: ignore[arg-type]
     )  # fmt: skip
+
+
+def judged(desk: Desk, slo: Slo, rank: int = 0, model: str = "m", turn: float = 0.0) -> Any:
+    """Of a predicted TTFT of 1 s, `turn` of it for the turn, and a TBT of 30 ms."""
+    predicted = Predicted(1.0, turn, 0.03)
+    return desk.judge(Policies(slo=slo), model, Standing(rank=rank), predicted, turn, 0.0)
 
 
 @pytest.mark.parametrize(("percentile", "admitted"), [(50, True), (95, False)])
 def test_the_percentile_counts(percentile: float, admitted: bool) -> None:
     """Half of such requests take as long as predicted, half three times as long."""
     slo = Slo("enforce", max_ttft_seconds=2.0, percentile=percentile)
-    desk, standing = Desk(Stats(), FixedDraw(0.9)), Standing()
-    predicted = Predicted(1.0, 0.9)
-    rules = AdmissionRules()
-    assert desk.judge(slo, rules, "m", standing, predicted, 0.0).admitted, "nothing known yet"
+    desk = Desk(Stats(), FixedDraw(0.9))
+    assert judged(desk, slo).admitted, "nothing known yet"
     for i in range(101):
-        desk.ended(slo, standing, decision(1.0, 3.0 if i % 2 else 1.0), None, 0.0)
-    verdict = desk.judge(slo, rules, "m", standing, predicted, 0.0)
+        desk.ended(slo, decision(3.0 if i % 2 else 1.0), 0.0, Forecast(1.0, None), 0.0)
+    verdict = judged(desk, slo)
     assert verdict.admitted is admitted
     if not admitted:
         assert verdict.predicted_seconds == pytest.approx(3.0, rel=0.05)
         assert verdict.retry_after_seconds is not None
-    assert desk.judge(slo, rules, "other", standing, predicted, 0.0).admitted
-    lower = Standing("t", "batch", 2)
-    assert desk.judge(slo, rules, "m", lower, predicted, 0.0).admitted, "classes apart"
+    assert judged(desk, slo, model="other").admitted
+
+
+def test_a_wait_is_judged_by_its_median_of_the_class() -> None:
+    slo = Slo("enforce", max_ttft_seconds=2.0)
+    desk = Desk(Stats(), FixedDraw(0.9))
+    for i in range(101):
+        desk.waited("m", 0, 0.9, 4.0 if i % 2 else 0.9, 0.0)
+        desk.waited("m", 2, 0.9, 4.0, 0.0)
+    assert judged(desk, slo, rank=0, turn=0.9).admitted
+    assert judged(desk, slo, rank=2, turn=0.9).breaks == "ttft"
+    assert judged(desk, slo, rank=2).admitted, "without a wait"
 
 
 def test_tbt_has_its_percentile_too() -> None:
     slo = Slo("enforce", max_ttft_seconds=9.0, max_tbt_seconds=0.05, percentile=95)
-    desk, standing, rules = Desk(Stats(), FixedDraw(0.9)), Standing(), AdmissionRules()
+    desk = Desk(Stats(), FixedDraw(0.9))
     for _ in range(30):
-        desk.ended(slo, standing, decision(1.0, 1.0, tbt=0.06), 0.03, 0.0)
-    verdict = desk.judge(slo, rules, "m", standing, Predicted(1.0, 0.0, 0.03), 0.0)
-    assert verdict.breaks == "tbt"
+        desk.ended(slo, decision(1.0, tbt=0.06), 0.0, Forecast(1.0, 0.03), 0.0)
+    assert judged(desk, slo).breaks == "tbt"
 
 
 def test_requests_that_were_tried_again_teach_nothing() -> None:
     slo = Slo("enforce", max_ttft_seconds=2.0)
-    desk, standing = Desk(Stats(), FixedDraw(0.9)), Standing()
+    desk = Desk(Stats(), FixedDraw(0.9))
     for _ in range(100):
-        retried = decision(1.0, 9.0)
+        retried = decision(9.0)
         retried.retries = 1
-        desk.ended(slo, standing, retried, None, 0.0)
-    assert desk.judge(slo, AdmissionRules(), "m", standing, Predicted(1.0, 0.0), 0.0).admitted
+        desk.ended(slo, retried, 0.0, Forecast(1.0, None), 0.0)
+    assert judged(desk, slo).admitted
