@@ -105,6 +105,7 @@ class Decision(Schema):
     emulated: bool = False
     policy_revisions: dict[str, int] = {}  # "slo/default": 3
     balancing_threshold: float | None = None
+    normalised: list[str] = []  # rules of the policy that changed the prompt
     prompt_tokens: int | None = None
     engine_prompt_tokens: int | None = None  # as the prefill leg counted; differs = counted
     hit_tokens: int | None = None  # device + pool hits of the prefill leg

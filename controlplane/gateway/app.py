@@ -24,6 +24,7 @@ from controlplane.gateway.bodies import (
     has_illegal_salt,
     legs_salt,
     parse,
+    with_rules,
 )
 from controlplane.gateway.bootstraps import Bootstraps
 from controlplane.gateway.cluster import Cluster
@@ -238,6 +239,8 @@ class Gateway:
         body = parse(request.body, chat=SPLIT.get(path, False), passed=passed)
         model = self._model(body.model)
         salt = self._salt(tenant, body)
+        forms = self.cluster.policies(model).scheduling.normalisation
+        applied = with_rules(body, forms) if forms and not passed else []
         prompts = None if passed else await self._tokens(body, model)
         longest = self.cluster.models[model].max_model_len
         if longest is not None and prompts is not None:
@@ -246,6 +249,7 @@ class Gateway:
         rules = self.cluster.policies(model).admission
         standing = rules.standing(tenant, read_priority(request.headers), key.max_priority)
         asked = Asked(request, request_id, body, model, tenant, salt, prompts, standing)
+        asked.normalised = applied
         if self._tracing is not None:
             asked.trace = trace_of(request.headers.get(b"traceparent", b""))
             request.headers[b"traceparent"] = asked.trace.traceparent

@@ -6,6 +6,7 @@ from typing import Literal
 import msgspec
 
 from controlplane.core.admission import Standing
+from controlplane.core.normalisation import Rule
 from controlplane.gateway.bodies import (
     DEFAULT_TENANT,
     ClientBody,
@@ -37,6 +38,7 @@ class Asked(msgspec.Struct):
     prompts: Sequence[Sequence[int]] | None
     standing: Standing = Standing()
     trace: Trace | None = None
+    normalised: list[Rule] = []  # that changed the body
 
     @property
     def num_tokens(self) -> int | None:

@@ -6,10 +6,12 @@ parameters put in front.
 
 import hashlib
 import re
+from collections.abc import Sequence
 from typing import Any, Final, Literal
 
 import msgspec
 
+from controlplane.core.normalisation import Rule, normalised
 from controlplane.gateway.answers import AnswerError
 
 DEFAULT_TENANT = "default"
@@ -91,6 +93,14 @@ def parse(raw: bytes, *, chat: bool, passed: bool = False) -> ClientBody:
         message = f"the body must be a JSON object, this is a {kind}"
         raise AnswerError(400, message, "malformed_json")
     return ClientBody(raw, fields, chat, passed)
+
+
+def with_rules(body: ClientBody, rules: Sequence[Rule]) -> list[Rule]:
+    """Bring the body's texts to one form, for both legs; which rules changed something."""
+    fields, applied = normalised(body.fields, rules, chat=body.chat)
+    if applied:
+        body.fields, body.raw = fields, _encode(fields)
+    return applied
 
 
 def legs_salt(tenant: str, client_salt: object) -> str | None:

@@ -15,6 +15,7 @@ from controlplane.core.admission import AdmissionRules, Slo, Standing
 from controlplane.core.expected import ExpectedBlocks
 from controlplane.core.fitting import Average
 from controlplane.core.health import DataPathHealth
+from controlplane.core.normalisation import Rule
 from controlplane.core.pairing import DecodeSlots, Granted, SlotLimit
 from controlplane.core.placement import Algorithm, Rules
 from controlplane.core.prediction import DecodeModel, PrefillModel, PrefillQueue, share_priors
@@ -80,6 +81,7 @@ class Scheduling:
 
     rules: Rules = field(default_factory=Rules)
     observe: Algorithm | None = None  # another one, whose choices go into the records
+    normalisation: tuple[Rule, ...] = ()
     max_concurrent_per_decode: int = 16
     bounds: Bounds = field(default_factory=Bounds)
 
@@ -367,6 +369,7 @@ def _scheduling(policy: ViewPolicy | None) -> Scheduling:
     return Scheduling(
         rules=_rules(spec),
         observe=spec.get("observe"),
+        normalisation=tuple(spec.get("normalisation", ())),
         max_concurrent_per_decode=int(spec.get("max_concurrent_per_decode", 16)),
         bounds=_bounds(spec),
     )

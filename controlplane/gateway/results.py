@@ -37,6 +37,7 @@ def new_decision(asked: Asked, plan: Plan, gateway_id: str, planned_at: float) -
         stream=asked.body.stream,
         policy_revisions=plan.policies.revisions,
         balancing_threshold=plan.policies.scheduling.rules.balancing_threshold,
+        normalised=list(asked.normalised),
         prompt_tokens=asked.num_tokens,
         prefill_candidates=prefill_candidates(
             plan.prefill, by_turn=plan.by_turn, broken_slo_seconds=slo

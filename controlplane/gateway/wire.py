@@ -169,6 +169,7 @@ class Decision(msgspec.Struct, omit_defaults=True):
     emulated: bool = False
     policy_revisions: dict[str, int] = {}
     balancing_threshold: float | None = None
+    normalised: list[str] = []
     prompt_tokens: int | None = None
     engine_prompt_tokens: int | None = None
     hit_tokens: int | None = None

@@ -140,3 +140,28 @@ async def test_decisions_explain_every_candidate(rig: Any) -> None:
     assert [phase.name for phase in record.phases] == ["admitted", "queue", "prefill", "handover"]
     measured = sum(phase.measured_seconds for phase in record.phases)
     assert measured == pytest.approx(record.ttft_seconds, abs=0.1)
+
+
+async def test_a_prompt_is_normalised_for_both_legs_where_the_policy_says_so(
+    rig: Any, eventually: Any
+) -> None:
+    rig.workers = ("p1:prefill", "d1:decode")
+    await rig.start()
+    await rig.complete(prompt="a  b\r\n", max_tokens=1)
+    assert rig.seen("d1")[-1]["prompt"] == "a  b\r\n"
+    rules = ["line_ends", "spaces", "system_first"]
+    await rig.publish(policies=[rig.policy("scheduling", normalisation=rules)])
+    late = [{"role": "user", "content": "a\u00a0 b"}, {"role": "system", "content": "s"}]
+    await rig.complete(prompt="a  b\r\n", max_tokens=1)
+    await rig.chat(messages=late, max_tokens=1)
+    text, chat = rig.seen("p1")[-2:]
+    assert text["prompt"] == rig.seen("d1")[-2]["prompt"] == "a b\n"
+    expected = [{"role": "system", "content": "s"}, {"role": "user", "content": "a b"}]
+    assert chat["messages"] == rig.seen("d1")[-1]["messages"] == expected
+
+    def applied() -> list[list[str]] | None:
+        done = [d for d in rig.control_plane.decisions().values() if d.status != "running"]
+        return [d.normalised for d in done] if len(done) == 3 else None
+
+    found = await eventually(applied, "three records")
+    assert sorted(found) == [[], ["line_ends", "spaces"], ["spaces", "system_first"]]
