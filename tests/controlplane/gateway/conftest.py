@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from agent_process import AgentProcess
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from controlplane.decisions.schemas import Decision
@@ -295,3 +296,14 @@ async def rig(tokenizer_folder: Path) -> AsyncIterator[Rig]:
     yield made
     if hasattr(made, "client"):
         await made.stop()
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[AgentProcess]:
+    """Running."""
+    made = AgentProcess(tmp_path)
+    try:
+        made.start()
+        yield made
+    finally:
+        made.close()

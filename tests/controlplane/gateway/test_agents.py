@@ -8,6 +8,8 @@ from base64 import b64decode
 from collections.abc import Callable
 from typing import Any
 
+from agent_process import AgentProcess
+
 from controlplane.gateway.app import Gateway
 from controlplane.gateway.settings import Settings
 from workers.core.stats_messages import WorkerStatus
@@ -22,7 +24,7 @@ def clear_devices(rig: Any) -> None:
 
 
 async def test_a_second_request_finds_the_first_ones_blocks(
-    rig: Any, agent: Agent, eventually: Callable[..., Any]
+    rig: Any, agent: AgentProcess, eventually: Callable[..., Any]
 ) -> None:
     rig.agent = agent.address
     await rig.start()
@@ -56,7 +58,7 @@ async def test_a_second_request_finds_the_first_ones_blocks(
 
 
 async def test_tenants_do_not_share_blocks(
-    rig: Any, agent: Agent, eventually: Callable[..., Any]
+    rig: Any, agent: AgentProcess, eventually: Callable[..., Any]
 ) -> None:
     rig.agent = agent.address
     await rig.start()
@@ -71,7 +73,7 @@ async def test_tenants_do_not_share_blocks(
 
 
 async def test_a01_a_client_that_leaves_between_the_legs_leaves_no_pin(
-    rig: Any, agent: Agent, eventually: Callable[..., Any]
+    rig: Any, agent: AgentProcess, eventually: Callable[..., Any]
 ) -> None:
     rig.agent = agent.address
     await rig.start()
@@ -88,7 +90,7 @@ async def test_a01_a_client_that_leaves_between_the_legs_leaves_no_pin(
 
 
 async def test_a_killed_agent_costs_hits_and_nothing_else(
-    rig: Any, agent: Agent, eventually: Callable[..., Any]
+    rig: Any, agent: AgentProcess, eventually: Callable[..., Any]
 ) -> None:
     rig.agent = agent.address
     await rig.start()
@@ -114,7 +116,7 @@ async def test_a_killed_agent_costs_hits_and_nothing_else(
 
 
 async def test_without_a_control_plane_the_agents_list_of_workers_serves(
-    rig: Any, agent: Agent, eventually: Callable[..., Any]
+    rig: Any, agent: AgentProcess, eventually: Callable[..., Any]
 ) -> None:
     rig.workers = ("p1:prefill", "d1:decode")
     await rig.start()
