@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -22,6 +23,7 @@ from workers.client_base import (
     answer_challenge,
     make_hello,
     parse_address,
+    tls_of,
     with_nonce,
 )
 from workers.core.errors import AgentUnavailableError, ProtocolError, RefusedError
@@ -59,6 +61,7 @@ from workers.core.messages import (
 )
 from workers.core.stats_messages import PoolStats, WorkerStatus
 from workers.core.transfer_messages import Challenge
+from workers.transfer_tls import client_context, tls_failed
 
 __all__ = ["AgentClient", "AsyncAgentClient", "StreamMessage", "make_hello"]
 
@@ -391,6 +394,13 @@ def _connect(address: str, timeout_seconds: float) -> socket.socket:
     host, _, port = target.rpartition(":")
     sock = socket.create_connection((host, int(port)), timeout_seconds)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    files = tls_of(None)
+    if files is not None:
+        try:
+            return client_context(files).wrap_socket(sock)
+        except (ssl.SSLError, ConnectionResetError) as error:
+            sock.close()
+            raise RefusedError("tls", tls_failed(address, files, error)) from error
     return sock
 
 
@@ -398,8 +408,8 @@ def _has_ended(sock: socket.socket) -> bool:
     """Whether the peer closed the connection. Between calls nothing else is to be read."""
     sock.settimeout(0)
     try:
-        return not sock.recv(1, socket.MSG_PEEK)
-    except BlockingIOError:
+        return not sock.recv(1, 0 if isinstance(sock, ssl.SSLSocket) else socket.MSG_PEEK)
+    except (BlockingIOError, ssl.SSLWantReadError):
         return False
     except OSError:
         return True

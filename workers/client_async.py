@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ssl
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from typing import Literal, TypeVar
 
@@ -13,6 +14,7 @@ from workers.client_base import (
     answer_challenge,
     notice_silence,
     parse_address,
+    tls_of,
     with_nonce,
 )
 from workers.core.errors import AgentUnavailableError, ProtocolError, RefusedError
@@ -44,6 +46,7 @@ from workers.core.messages import (
 )
 from workers.core.stats_messages import PoolStats, WorkerStatus
 from workers.core.transfer_messages import Challenge
+from workers.transfer_tls import TlsFiles, client_context, tls_failed
 
 R = TypeVar("R", bound=ReplyBody)
 StreamMessage = EventBatch | Snapshot | LegReport
@@ -58,10 +61,13 @@ class AsyncAgentClient:
         hello: Hello,
         timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
         secret: bytes | None = None,
+        tls: TlsFiles | Literal[False] | None = None,
     ) -> None:
-        """`secret` is the cluster's, for addresses over TCP; by default the data folder's."""
+        """`secret` and `tls` are the cluster's, for addresses over TCP; by default the data
+        folder's. `tls` False: none."""
         self.address = address
         self._secret = secret
+        self._tls = tls
         self._hello = hello
         self._timeout = timeout_seconds
         self._lock = asyncio.Lock()
@@ -151,7 +157,9 @@ class AsyncAgentClient:
         while True:
             try:
                 async with asyncio.timeout(self._timeout):
-                    stream = await _Connection.open(self.address, self._hello, self._secret)
+                    stream = await _Connection.open(
+                        self.address, self._hello, self._secret, self._tls
+                    )
             except (OSError, TimeoutError, ProtocolError, asyncio.IncompleteReadError):
                 backoff.failed()
                 await asyncio.sleep(backoff.remaining_seconds)
@@ -198,7 +206,9 @@ class AsyncAgentClient:
 
     async def _exchange(self, body: RequestBody) -> ReplyBody:
         if self._calls is None:
-            self._calls = await _Connection.open(self.address, self._hello, self._secret)
+            self._calls = await _Connection.open(
+                self.address, self._hello, self._secret, self._tls
+            )
             self.welcome = self._calls.welcome
             self._backoff.succeeded()
         return await self._calls.exchange(body)
@@ -219,14 +229,27 @@ class _Connection:
         self.welcome: Welcome | None = None
 
     @classmethod
-    async def open(cls, address: str, hello: Hello, secret: bytes | None = None) -> _Connection:
+    async def open(
+        cls,
+        address: str,
+        hello: Hello,
+        secret: bytes | None = None,
+        tls: TlsFiles | Literal[False] | None = None,
+    ) -> _Connection:
         """RefusedError where the agent says no."""
         kind, target = parse_address(address)
         if kind == "unix":
             reader, writer = await asyncio.open_unix_connection(target)
         else:
             host, _, port = target.rpartition(":")
-            reader, writer = await asyncio.open_connection(host, int(port))
+            files = tls_of(tls)
+            context = None if files is None else client_context(files)
+            try:
+                reader, writer = await asyncio.open_connection(host, int(port), ssl=context)
+            except (ssl.SSLError, ConnectionResetError) as error:
+                if files is None:
+                    raise
+                raise RefusedError("tls", tls_failed(address, files, error)) from error
             notice_silence(writer.get_extra_info("socket"))
             hello = with_nonce(hello)
         connection = cls(reader, writer)
@@ -234,6 +257,9 @@ class _Connection:
             reply = await connection.exchange(hello)
             if isinstance(reply, Challenge):
                 reply = await connection.exchange(answer_challenge(hello, reply, address, secret))
+        except ssl.SSLError as error:
+            writer.close()
+            raise RefusedError("tls", tls_failed(address, tls_of(tls), error)) from error
         except BaseException:
             writer.close()
             raise

@@ -6,7 +6,7 @@ import os
 import secrets
 import socket
 import time
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -19,6 +19,7 @@ from workers.core.stats_messages import NamespaceSpec
 from workers.core.transfer_handshake import fingerprint
 from workers.core.transfer_messages import Challenge, Prove
 from workers.data_dir import default_data_dir
+from workers.transfer_tls import TlsFiles, find_tls
 
 DEFAULT_TIMEOUT_SECONDS: Final = 1.0
 MIN_BACKOFF_SECONDS: Final = 0.05
@@ -100,6 +101,13 @@ def notice_silence(sock: socket.socket) -> None:
     for option, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3)):
         if number := getattr(socket, option, None):  # Linux' names
             sock.setsockopt(socket.IPPROTO_TCP, number, value)
+
+
+def tls_of(given: TlsFiles | Literal[False] | None) -> TlsFiles | None:
+    """What a connection over TCP is made with: as given, or as the data folder has it."""
+    if given is None:
+        return find_tls(default_data_dir())
+    return given or None
 
 
 def parse_address(address: str) -> tuple[str, str]:

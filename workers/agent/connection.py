@@ -16,6 +16,7 @@ from workers.core.framing import FrameBuffer, decode_request, encode_reply
 from workers.core.messages import Hello, Refused, ReplyBody, Request, Welcome
 from workers.core.transfer_handshake import fingerprint
 from workers.core.transfer_messages import Challenge, Prove
+from workers.transfer_tls import is_client_hello, tls_refused
 
 HELLO_TIMEOUT_SECONDS: Final = 10.0
 MAX_CONNECTIONS: Final = 1024
@@ -74,6 +75,10 @@ class Connection(asyncio.Protocol):
         self._hello_timer = loop.call_later(HELLO_TIMEOUT_SECONDS, self.abort)
 
     def data_received(self, data: bytes) -> None:
+        if self._session is None and is_client_hello(data):
+            _log.warning("client_refused code=tls n=%d", self._number)
+            self._refuse(0, Refused("tls", tls_refused(self._node.settings.node_id)))
+            return
         try:
             for document in self._frames.feed(data):
                 self._answer(decode_request(document))

@@ -218,8 +218,9 @@ class Doctor:
         report = ProbeReport(probe_id, "running", holder.node_id, node_id)
         self._keep(report)
         client = AsyncAgentClient(
-            holder.endpoint, make_hello("agent", node_id), CONTROL_SECONDS, self._transfers.secret
-        )
+            holder.endpoint, make_hello("agent", node_id), CONTROL_SECONDS,
+            self._transfers.secret, self._node.settings.tls or False,
+        )  # fmt: skip
         task = asyncio.get_running_loop().create_task(self._run(_Run(probe_id, body, client)))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

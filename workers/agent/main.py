@@ -19,6 +19,7 @@ from workers.clock import SystemClock
 from workers.cluster_secret import load_secret
 from workers.core.errors import ConfigError
 from workers.process import die_with_parent
+from workers.transfer_tls import PARTS, find_tls, tls_files
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -67,7 +68,14 @@ def parse_arguments(arguments: Sequence[str]) -> AgentSettings:
         help="between nodes, of shm, tcp and rdma, or auto; rdma without tcp: the node is not ready "
         "where there is no RDMA; '' for none",
     )
+    for part, what in (
+        ("cert", "PEM certificate for TLS with other nodes; with -key and -ca, or not at all"),
+        ("key", "its key"),
+        ("ca", "the authority that every node's certificate is from"),
+    ):
+        parser.add_argument(f"--transfer-tls-{part}", type=Path, help=what)
     given = vars(parser.parse_args(arguments))
+    tls = tls_files(*(given.pop(f"transfer_tls_{part}") for part in PARTS))
     host, port = parse_tcp(given.pop("tcp"))
     folder, transports = given.pop("secret_folder"), given.pop("transports")
     return AgentSettings(
@@ -75,6 +83,7 @@ def parse_arguments(arguments: Sequence[str]) -> AgentSettings:
         tcp_host=host,
         tcp_port=port,
         secret=None if folder is None else load_secret(folder),
+        tls=tls if tls is not None or folder is None else find_tls(folder),
         transports=parse_transports(transports),
     )
 

@@ -94,7 +94,7 @@ class Node:
         self.namespaces: dict[bytes, NamespaceSpec] = {}
         self.pool_requests = PoolRequests(self)
         self.transfers = NodeTransfers(settings, self.incarnation, slab_path)
-        self.peers = Peers(settings.node_id, settings.secret)
+        self.peers = Peers(settings.node_id, settings.secret, settings.tls)
         self.reservations = Reservations(self, self.transfers)
         self.fetcher = Fetcher(self, self.transfers, self.peers, self.reservations)
         self.pusher = Pusher(self, self.transfers, self.peers)

@@ -15,6 +15,7 @@ from workers.agent.heartbeat import Heartbeat
 from workers.agent.node import Node
 from workers.agent.settings import AgentSettings
 from workers.agent.storage import FileStorage
+from workers.agent.tls_listener import TlsListener
 from workers.agent.transfers import require_secret
 from workers.core.clock import Clock
 from workers.core.errors import ConfigError
@@ -22,6 +23,7 @@ from workers.core.pool_integrity import check_integrity
 from workers.pool.arena import SlabFile
 from workers.pool.ssd import SsdSettings
 from workers.process import private_rss_bytes
+from workers.transfer_tls import TlsFiles, plain_refused, server_context
 
 if TYPE_CHECKING:
     from workers.directory.publisher import DirectoryPublisher
@@ -131,14 +133,16 @@ async def _check_anyway(node: Node) -> None:
             check_integrity(node.pool)
 
 
-async def _listen(settings: AgentSettings, connections: Connections) -> list[asyncio.Server]:
+async def _listen(
+    settings: AgentSettings, connections: Connections
+) -> list[asyncio.Server | TlsListener]:
     loop = asyncio.get_running_loop()
     path = settings.socket
     _remove_stale_socket(settings)
     path.parent.mkdir(parents=True, exist_ok=True)
     mask = os.umask(0o177)
     try:
-        servers = [await loop.create_unix_server(connections.make, str(path))]
+        servers: list[asyncio.Server | TlsListener] = [await loop.create_unix_server(connections.make, str(path))]
     except OSError as error:
         raise ConfigError(
             "socket", str(path), str(error), "Choose a shorter or other path."
@@ -146,7 +150,11 @@ async def _listen(settings: AgentSettings, connections: Connections) -> list[asy
     finally:
         os.umask(mask)
     endpoints = [settings.endpoint]
-    if settings.tcp_host:
+    if settings.tcp_host and settings.tls is not None:
+        listener = _listen_under_tls(settings, settings.tls, connections)
+        servers.append(listener)
+        endpoints.append("tcp+tls:{}:{}".format(*listener.address))
+    elif settings.tcp_host:
         try:
             server = await loop.create_server(
                 connections.make_tcp, settings.tcp_host, settings.tcp_port
@@ -160,6 +168,19 @@ async def _listen(settings: AgentSettings, connections: Connections) -> list[asy
         endpoints.append(f"tcp:{host}:{port}")
     _log.info("agent_ready node=%s endpoints=%s", settings.node_id, ",".join(endpoints))
     return servers
+
+
+def _listen_under_tls(
+    settings: AgentSettings, tls: TlsFiles, connections: Connections
+) -> TlsListener:
+    refusal = plain_refused(settings.node_id, tls)
+    listener = TlsListener(connections.make_tcp, server_context(tls), refusal)
+    try:
+        listener.start(settings.tcp_host, settings.tcp_port)
+    except OSError as error:
+        address = f"{settings.tcp_host}:{settings.tcp_port}"
+        raise ConfigError("tcp", address, str(error), "Choose a free port.") from None
+    return listener
 
 
 def _remove_stale_socket(settings: AgentSettings) -> None:

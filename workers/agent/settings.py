@@ -8,6 +8,7 @@ from typing import Final
 
 from workers.core.errors import ConfigError
 from workers.directory.address import parse_directory
+from workers.transfer_tls import TlsFiles
 
 TRANSPORTS: Final = ("shm", "tcp", "rdma")
 AUTO: Final = "auto"
@@ -35,6 +36,7 @@ class AgentSettings:
     directory: str = ""  # etcd://host:port,... ; "" = none
     cluster: str = "perilune"  # its name there
     ssd_path: Path | None = None  # a folder on the device; None = no SSD tier
+    tls: TlsFiles | None = None  # for TCP between nodes; None: plain
     secret: bytes | None = field(default=None, repr=False)  # the cluster's; None: no transfers
     transports: tuple[str, ...] = ("shm", "tcp")
     ssd_bytes: int = 0  # 0 = a tenth of what is free there

@@ -28,6 +28,7 @@ from workers.transfer.push import OnLanded, ReservedSlots
 from workers.transfer.shm import ShmTransport
 from workers.transfer.tcp import TcpTransport
 from workers.transfer.tcp_server import TcpServer
+from workers.transfer_tls import client_context, server_context
 
 _log = logging.getLogger(__name__)
 
@@ -179,7 +180,11 @@ class NodeTransfers:
         if "shm" in settings.transports:
             transports.append(ShmTransport(memory))
         if "tcp" in settings.transports:
-            self._tcp = TcpTransport(memory, settings.node_id, settings.secret)
+            tls = settings.tls
+            self._tcp = TcpTransport(
+                memory, settings.node_id, settings.secret,
+                tls=None if tls is None else client_context(tls), tls_name=str(tls),
+            )  # fmt: skip
             transports.append(self._tcp)
             self._server = self._listen(memory, settings.secret)
         if (rdma := self._rdma.open(memory, reserved)) is not None:
@@ -198,9 +203,11 @@ class NodeTransfers:
         if not settings.tcp_host:
             return None
         try:
+            tls = settings.tls
             return TcpServer(
-                memory, settings.node_id, secret, host=settings.tcp_host, push=self.reserved
-            )
+                memory, settings.node_id, secret, host=settings.tcp_host, push=self.reserved,
+                tls=None if tls is None else server_context(tls), tls_name=str(tls),
+            )  # fmt: skip
         except OSError as error:
             self.problem = f"no transfers to others over TCP: {error}"
             _log.error("no_transfer_server host=%s error=%s", settings.tcp_host, error)

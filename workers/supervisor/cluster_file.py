@@ -14,6 +14,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 from workers.core.errors import ConfigError
 from workers.core.transfer_policy import TransferPolicy
 from workers.supervisor.settings import RoleSettings, Settings
+from workers.transfer_tls import PARTS, tls_files
 
 Share = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[int, Field(gt=0)]
@@ -38,6 +39,9 @@ class ClusterSection(_Section):
     nodes: Positive = 1
     transfer_engine: Literal["tcp", "shm"] = "tcp"
     backend: Literal["dram"] = "dram"
+    transfer_tls_cert: str = ""  # PEM files; all three or none
+    transfer_tls_key: str = ""
+    transfer_tls_ca: str = ""
     bandwidth_gbps: PositiveNumber = 100
     block_tokens: Positive = 64
     slab_gib: PositiveNumber = 2
@@ -147,6 +151,9 @@ def apply_file(settings: Settings, file: ClusterFile) -> Settings:
         port_gateway=port,
         nodes=file.cluster.nodes,
         transfer_engine=file.cluster.transfer_engine,
+        transfer_tls=tls_files(
+            *(_folder(getattr(file.cluster, f"transfer_tls_{part}")) for part in PARTS)
+        ),
         block_tokens=file.cluster.block_tokens,
         slab_gib=float(file.cluster.slab_gib),
         ssd_path=_folder(file.cluster.ssd_path),

@@ -14,6 +14,7 @@ from workers.supervisor.cpus import split_cores
 from workers.supervisor.engine_plan import WorkerPlace, emulated_worker, vllm_worker
 from workers.supervisor.home import SHM
 from workers.supervisor.ports import Ports
+from workers.transfer_tls import tls_environment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -168,7 +169,12 @@ def _gateway(settings: Settings, ports: Ports, control_plane_url: str, url: str)
 
 
 def _environment(settings: Settings) -> dict[str, str]:
-    return {"PERILUNE_HOME": str(settings.data), "PYTHONUNBUFFERED": "1"}
+    tls = settings.transfer_tls
+    return {
+        "PERILUNE_HOME": str(settings.data),
+        "PYTHONUNBUFFERED": "1",
+        **({} if tls is None else tls_environment(tls)),
+    }
 
 
 def _places(settings: Settings, ports: Ports) -> list[WorkerPlace]:

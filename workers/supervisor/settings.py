@@ -12,6 +12,7 @@ from workers.core.errors import ConfigError
 from workers.data_dir import default_data_dir
 from workers.directory.address import parse_directory
 from workers.supervisor.home import Home, default_cluster_name
+from workers.transfer_tls import TlsFiles
 
 GIB = 1024**3
 MAX_NODES = 16
@@ -58,6 +59,7 @@ class Settings:
     max_model_len: int = 8192
     nodes: int = 1  # agents, each with a slab of its own
     transfer_engine: Literal["tcp", "shm"] = "tcp"  # between nodes of this machine
+    transfer_tls: TlsFiles | None = None  # for agents and who speaks to them; None: as they find it
     device: Literal["cpu", "cuda"] = "cpu"  # found by asking the engine's environment
     num_gpus: int = 0  # likewise
     dev_mode: bool = False

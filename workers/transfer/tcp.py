@@ -28,6 +28,7 @@ from workers.transfer.base import (
 )
 from workers.transfer.tcp_lane import Lane, tls_name
 from workers.transfer.tcp_stream import Stream, TlsStream, tune
+from workers.transfer_tls import tls_failed
 
 BATCH_BYTES: Final = 1 << 20
 POLL_BYTES: Final = 4 << 20
@@ -49,13 +50,16 @@ class TcpTransport(Transport):
         parallelism: int = 2,
         buffer_bytes: int = 0,
         tls: ssl.SSLContext | None = None,
+        tls_name: str = "TLS",
     ) -> None:
+        """`tls_name`: for messages, what this side shows and trusts."""
         if parallelism < 1:
             raise ValueError(f"parallelism = {parallelism}: at least 1")
         self.memory = memory
         self.parallelism = parallelism
         self.buffer_bytes = buffer_bytes
         self.tls = tls
+        self.tls_name = tls_name
         self._node_id = node_id
         self._secret = secret
 
@@ -228,11 +232,25 @@ class TcpEndpoint(Endpoint):
             stale = error.code == "incarnation"
             cause = Cause.INCARNATION if stale else Cause.REFUSED
             self._fail(DownBy(cause, f"{error.code}: {error}"))
+        except (ssl.SSLError, ssl.CertificateError) as error:
+            self._fail(DownBy(Cause.REFUSED, f"tls: {self._tls_text(error)}"))
         except (OSError, EOFError, ProtocolError) as error:
+            if self._transport.tls is not None and not self._opened and self._secured:
+                self._fail(DownBy(Cause.REFUSED, f"tls: {self._tls_text(error)}"))
+                return
             where = self._peer.addresses.get(self._transport.name, "(no address)")
             self._fail(DownBy(Cause.CONNECTION, f"{self._peer.node_id} at {where}: {error}"))
         except (KeyError, ValueError) as error:
             self._fail(DownBy(Cause.CONNECTION, f"{self._peer.node_id}: no tcp address: {error}"))
+
+    @property
+    def _secured(self) -> bool:
+        """TLS has begun, whether or not it has been agreed on."""
+        return any(isinstance(found.lane.stream, TlsStream) for found in self._wires.values())
+
+    def _tls_text(self, error: Exception) -> str:
+        where = self._peer.addresses.get(self._transport.name, "(no address)")
+        return tls_failed(f"{self._peer.node_id} at {where}", self._transport.tls_name, error)
 
     def _fail(self, down: DownBy) -> None:
         self._report.down = down

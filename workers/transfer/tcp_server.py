@@ -18,7 +18,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Final
 
+import msgspec
+
 from workers.core.errors import ProtocolError
+from workers.core.messages import Refused
 from workers.core.transfer_handshake import (
     MAX_HANDSHAKE_BYTES,
     NONCE_BYTES,
@@ -31,6 +34,7 @@ from workers.transfer import tcp_wire as wire
 from workers.transfer.base import PushTarget, SlotMemory
 from workers.transfer.push import NoSlots
 from workers.transfer.tcp_stream import IOV_MAX, tune
+from workers.transfer_tls import FIRST_BYTES, is_client_hello, plain_refused
 
 HANDSHAKE_SECONDS: Final = 3
 SEND_SECONDS: Final = 10
@@ -55,6 +59,7 @@ class TcpServer:
         port: int = 0,
         push: PushTarget | None = None,
         tls: ssl.SSLContext | None = None,
+        tls_name: str = "TLS",
         buffer_bytes: int = 0,
         max_connections: int = MAX_CONNECTIONS,
     ) -> None:
@@ -66,6 +71,7 @@ class TcpServer:
         self.refused = 0
         self._secret = secret
         self._tls = tls
+        self._tls_name = tls_name
         self._buffer_bytes = buffer_bytes
         self._max_connections = max_connections
         self._connections: dict[socket.socket, threading.Thread] = {}
@@ -129,12 +135,18 @@ class TcpServer:
             tune(raw, self._buffer_bytes)
             _bound(raw, HANDSHAKE_SECONDS, HANDSHAKE_SECONDS)
             if self._tls is not None:
+                if not _speaks_tls(raw):
+                    self._refuse_plain(raw)
+                    return
                 sock = self._tls.wrap_socket(raw, server_side=True)
             if _shake_hands(sock, self.responder()):
                 _bound(sock, IDLE_SECONDS, SEND_SECONDS)
                 _Connection(self, sock).run()
             else:
                 self.refused += 1
+        except ssl.SSLError as error:
+            self.refused += 1
+            _log.warning("transfer_refused code=tls node=%s %s: %s", self.node_id, self._tls_name, error)
         except (OSError, ProtocolError, EOFError) as error:
             _log.debug("transfer connection ended: %s", error)
         finally:
@@ -142,6 +154,16 @@ class TcpServer:
                 self._connections.pop(raw, None)
             sock.close()
             raw.close()
+
+
+    def _refuse_plain(self, sock: socket.socket) -> None:
+        """In words that a plain peer reads, once it has said hello."""
+        self.refused += 1
+        _log.warning("transfer_refused code=tls node=%s: a peer came without TLS", self.node_id)
+        refused = Refused("tls", plain_refused(self.node_id, self._tls_name))
+        _receive_document(sock)
+        reply = msgspec.msgpack.encode(refused)
+        sock.sendall(wire.FRAME.pack(len(reply)) + reply)
 
 
 class _Connection:
@@ -288,16 +310,25 @@ class _Connection:
 def _shake_hands(sock: socket.socket, responder: Responder) -> bool:
     """False: the peer was refused, and has been told why."""
     while not responder.done and responder.refused is None:
-        head = memoryview(bytearray(wire.FRAME.size))
-        _fill(sock, head)
-        length: int = wire.FRAME.unpack(head)[0]
-        if length > MAX_HANDSHAKE_BYTES:
-            raise ProtocolError(f"handshake of {length} bytes")
-        document = bytearray(length)
-        _fill(sock, memoryview(document))
-        reply = responder.receive(bytes(document))
+        reply = responder.receive(_receive_document(sock))
         sock.sendall(wire.FRAME.pack(len(reply)) + reply)
     return responder.done
+
+
+def _receive_document(sock: socket.socket) -> bytes:
+    head = memoryview(bytearray(wire.FRAME.size))
+    _fill(sock, head)
+    length: int = wire.FRAME.unpack(head)[0]
+    if length > MAX_HANDSHAKE_BYTES:
+        raise ProtocolError(f"handshake of {length} bytes")
+    document = bytearray(length)
+    _fill(sock, memoryview(document))
+    return bytes(document)
+
+
+def _speaks_tls(sock: socket.socket) -> bool:
+    """By the first bytes, which stay to be read."""
+    return is_client_hello(sock.recv(FIRST_BYTES, socket.MSG_PEEK | socket.MSG_WAITALL))
 
 
 def _fill(sock: socket.socket, view: memoryview) -> None:

@@ -16,6 +16,7 @@ from workers.supervisor.cluster_file import (
     policies_of,
     read_cluster_file,
 )
+from workers.transfer_tls import tls_environment
 
 EXAMPLE = Path(__file__).resolve().parents[3] / "docs" / "cluster.example.toml"
 
@@ -88,6 +89,15 @@ def test_what_is_said_of_transfers_becomes_policy_and_the_rest_stays(tmp_path: P
         "cap_gbps": 5.0, "transport_overrides": {"n1>n2": "tcp"}
     }  # fmt: skip
     assert "transfer" not in merge_settings({"file": write(tmp_path, "")}).policies
+
+
+def test_tls_files_go_to_every_process_and_come_together(tmp_path: Path) -> None:
+    lines = [f'transfer_tls_{part} = "/etc/{part}.pem"' for part in ("cert", "key", "ca")]
+    settings = merge_settings({"file": write(tmp_path, "\n".join(["[cluster]", *lines]))})
+    assert settings.transfer_tls is not None
+    assert tls_environment(settings.transfer_tls)["PERILUNE_TRANSFER_TLS_CA"] == "/etc/ca.pem"
+    with pytest.raises(ConfigError, match="transfer_tls_ca"):
+        merge_settings({"file": write(tmp_path, "\n".join(["[cluster]", *lines[:2]]))})
 
 
 def test_a_missing_file(tmp_path: Path) -> None:

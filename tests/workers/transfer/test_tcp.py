@@ -195,4 +195,4 @@ class TestTls:
         address = {"tcp": f"127.0.0.1:{server.address[1]}"}
         endpoint = rig.connect(PeerAddress("holder", address, 77))
         report = rig.wait(endpoint, lambda seen: seen.down is not None)
-        assert report.down.cause is Cause.CONNECTION
+        assert report.down.cause is Cause.REFUSED
