@@ -206,9 +206,7 @@ class AsyncAgentClient:
 
     async def _exchange(self, body: RequestBody) -> ReplyBody:
         if self._calls is None:
-            self._calls = await _Connection.open(
-                self.address, self._hello, self._secret, self._tls
-            )
+            self._calls = await _Connection.open(self.address, self._hello, self._secret, self._tls)
             self.welcome = self._calls.welcome
             self._backoff.succeeded()
         return await self._calls.exchange(body)

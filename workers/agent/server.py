@@ -142,7 +142,9 @@ async def _listen(
     path.parent.mkdir(parents=True, exist_ok=True)
     mask = os.umask(0o177)
     try:
-        servers: list[asyncio.Server | TlsListener] = [await loop.create_unix_server(connections.make, str(path))]
+        servers: list[asyncio.Server | TlsListener] = [
+            await loop.create_unix_server(connections.make, str(path))
+        ]
     except OSError as error:
         raise ConfigError(
             "socket", str(path), str(error), "Choose a shorter or other path."

@@ -146,7 +146,9 @@ class TcpServer:
                 self.refused += 1
         except ssl.SSLError as error:
             self.refused += 1
-            _log.warning("transfer_refused code=tls node=%s %s: %s", self.node_id, self._tls_name, error)
+            _log.warning(
+                "transfer_refused code=tls node=%s %s: %s", self.node_id, self._tls_name, error
+            )
         except (OSError, ProtocolError, EOFError) as error:
             _log.debug("transfer connection ended: %s", error)
         finally:
@@ -154,7 +156,6 @@ class TcpServer:
                 self._connections.pop(raw, None)
             sock.close()
             raw.close()
-
 
     def _refuse_plain(self, sock: socket.socket) -> None:
         """In words that a plain peer reads, once it has said hello."""
