@@ -145,7 +145,7 @@ async def test_a_stream_of_a_worker_that_hangs_is_ended_with_an_error(
         events.append(event)
         if len(events) == 3:
             rig.api("d1").faults.set(hung())
-            rig.api("d1").worker.step = lambda: asyncio.sleep(3600)
+            rig.api("d1").worker.step = lambda **_: asyncio.sleep(3600)
     error = json.loads(events[-1])["error"]
     assert "hangs" in error["message"]
     assert (error["leg"], error["worker"]) == ("decode", "d1")
