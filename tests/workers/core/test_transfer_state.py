@@ -15,6 +15,7 @@ from workers.core.transfer_types import (
     Arrived,
     CancelOps,
     CancelRequested,
+    CapRule,
     CapSet,
     Cause,
     Close,
@@ -25,6 +26,7 @@ from workers.core.transfer_types import (
     Down,
     Event,
     Finish,
+    LimitsSet,
     LinkId,
     Op,
     Open,
@@ -260,6 +262,58 @@ class TestPriorities:
                 shell.sleep_until_wake()
         assert shell.result.state == "completed"
         assert shell.now - start == pytest.approx(5.0, rel=0.1)
+
+
+class TestLimits:
+    def test_a_smaller_window_leaves_what_flies_and_holds_for_what_comes(
+        self, shell_with: Callable[..., Shell]
+    ) -> None:
+        shell = shell_with(window_bytes=16 * BLOCK, refill_bytes=0)
+        shell.submit(40)
+        shell.open()
+        assert len(shell.flying) == 16
+        shell.feed(LimitsSet(TransferLimits(window_bytes=4 * BLOCK, refill_bytes=0)))
+        check_integrity(shell.transfers)
+        assert len(shell.flying) == 16
+        shell.complete(13)
+        assert len(shell.flying) == 4
+        shell.feed(LimitsSet(TransferLimits(window_bytes=8 * BLOCK, refill_bytes=0)))
+        assert len(shell.flying) == 8, "at once"
+        while shell.flying:
+            shell.complete(8)
+            check_integrity(shell.transfers)
+        assert shell.result.state == "completed"
+
+    def test_a_rule_caps_links_that_come_later_and_one_of_its_own_goes_before_it(
+        self, shell: Shell
+    ) -> None:
+        shell.feed(LimitsSet(TransferLimits(), CapRule(rate=5.0 * BLOCK)))
+        shell.submit(1)
+        link = shell.transfers.links[LINK]
+        assert link.bucket.rate == 5 * BLOCK
+        shell.feed(CapSet(LINK, 2.0 * BLOCK))
+        shell.feed(LimitsSet(TransferLimits(), CapRule()))
+        assert link.bucket.rate == 2 * BLOCK
+
+    def test_a_share_is_of_the_best_rate_and_pauses_do_not_lower_it(self, shell: Shell) -> None:
+        shell.feed(LimitsSet(TransferLimits(), CapRule(share=0.4)))
+        shell.submit(20)
+        shell.open()
+        link = shell.transfers.links[LINK]
+        assert not link.bucket.rate, "it has shown nothing yet"
+        shell.now += 1.0
+        shell.complete(20)
+        assert link.best_rate == pytest.approx(20 * BLOCK)
+        assert link.bucket.rate == pytest.approx(8 * BLOCK)
+        started = shell.now
+        shell.submit(40, transfer_id="capped")
+        while len(shell.all(Finish)) < 2:
+            shell.now += 0.05 * len(shell.flying)  # as quick as it was before
+            shell.complete(len(shell.flying))
+            if len(shell.all(Finish)) < 2:
+                shell.sleep_until_wake()
+        assert shell.now - started == pytest.approx(5.0, rel=0.1)
+        assert link.bucket.rate == pytest.approx(8 * BLOCK, rel=0.05)
 
 
 class TestEnds:
