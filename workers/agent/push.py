@@ -18,7 +18,7 @@ from itertools import count
 from typing import Any, Final
 
 from workers.agent.peers import Peers
-from workers.agent.reservations import PUSHED_TRANSPORTS, ReservingNode
+from workers.agent.reservations import ReservingNode
 from workers.agent.session import Session
 from workers.agent.transfers import NodeTransfers
 from workers.client_async import AsyncAgentClient
@@ -78,7 +78,7 @@ class Pusher:
         if engine is None or node.pool is None or mine or not body.block_hashes:
             return Done(0)
         forced = mode_of(self._transfers.policy, node.node_id, body.target.node_id)
-        able = not engine.transports.keys().isdisjoint(PUSHED_TRANSPORTS)
+        able = any(transport.pushes for transport in engine.transports.values())
         if forced == "pull" or not able or len(self._jobs) >= MAX_PUSHES:
             return Done(0)
         if body.owner not in self._jobs:

@@ -36,8 +36,6 @@ from workers.transfer.push import ReservedSlots
 MAX_RUNS: Final = 1024
 MAX_REQUESTS: Final = 1024
 WITHDRAW_AGAIN_SECONDS: Final = 0.05
-PUSHED_TRANSPORTS: Final = ("tcp",)
-"""By which this node takes pushes."""
 _log = logging.getLogger(__name__)
 
 
@@ -118,7 +116,8 @@ class Reservations:
                 "transfer."
             )  # fmt: skip
         reserved = self._transfers.reserved
-        if pool is None or reserved is None or body.namespace not in node.namespaces:
+        ways = self._transfers.pushed_by
+        if pool is None or reserved is None or not ways or body.namespace not in node.namespaces:
             return Reserved("pull")
         now = node.clock.monotonic()
         if len(self._runs) >= MAX_RUNS or (body.first and not self._wants(body, pool, now)):
@@ -148,7 +147,7 @@ class Reservations:
         else:
             pool.release(owner, now)
         slots = [None if ref is None else (ref.slot, ref.generation) for ref in given]
-        return Reserved("push", slots, list(PUSHED_TRANSPORTS), seconds)
+        return Reserved("push", slots, ways, seconds)
 
     def unreserve(self, session: Session, body: Unreserve) -> ReplyBody:
         runs = {

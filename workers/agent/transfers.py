@@ -83,6 +83,11 @@ class NodeTransfers:
             found["rdma"] = self._rdma.address
         return found
 
+    @property
+    def pushed_by(self) -> list[str]:
+        """Transports by which peers can write into reserved slots of this node."""
+        return [name for name in self.addresses if name != ShmTransport.name]
+
     def follow(self, pool: PoolState | None, namespaces: dict[bytes, NamespaceSpec]) -> None:
         """Call when the pool or its namespaces may have changed; cheap where they have not."""
         if not self.enabled or pool is None:
