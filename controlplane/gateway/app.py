@@ -12,6 +12,7 @@ from urllib.parse import unquote
 import msgspec
 import structlog
 
+from controlplane.core.text_keys import text_prompt
 from controlplane.gateway.admission import read_priority
 from controlplane.gateway.agents import Agents
 from controlplane.gateway.answers import AnswerError
@@ -24,6 +25,7 @@ from controlplane.gateway.bodies import (
     has_illegal_salt,
     legs_salt,
     parse,
+    prompt_text,
     with_rules,
 )
 from controlplane.gateway.bootstraps import Bootstraps
@@ -250,6 +252,8 @@ class Gateway:
         standing = rules.standing(tenant, read_priority(request.headers), key.max_priority)
         asked = Asked(request, request_id, body, model, tenant, salt, prompts, standing)
         asked.normalised = applied
+        if not passed and (prompts is None or model not in self.cluster.with_blocks):
+            asked.text = text_prompt(prompt_text(body), f"{model}\0{salt}".encode())
         if self._tracing is not None:
             asked.trace = trace_of(request.headers.get(b"traceparent", b""))
             request.headers[b"traceparent"] = asked.trace.traceparent

@@ -7,6 +7,7 @@ import msgspec
 
 from controlplane.core.admission import Standing
 from controlplane.core.normalisation import Rule
+from controlplane.core.text_keys import TextPrompt
 from controlplane.gateway.bodies import (
     DEFAULT_TENANT,
     ClientBody,
@@ -39,6 +40,7 @@ class Asked(msgspec.Struct):
     standing: Standing = Standing()
     trace: Trace | None = None
     normalised: list[Rule] = []  # that changed the body
+    text: TextPrompt | None = None  # where token ids are unknown, or of no use
 
     @property
     def num_tokens(self) -> int | None:

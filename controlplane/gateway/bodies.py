@@ -103,6 +103,15 @@ def with_rules(body: ClientBody, rules: Sequence[Rule]) -> list[Rule]:
     return applied
 
 
+def prompt_text(body: ClientBody) -> bytes:
+    """What of the body makes up its prompt: equal heads for equal beginnings."""
+    fields = body.fields
+    if body.chat:
+        return _encode(fields.get("tools")) + _encode(fields.get("messages"))
+    prompt = fields.get("prompt")
+    return prompt.encode() if isinstance(prompt, str) else _encode(prompt)
+
+
 def legs_salt(tenant: str, client_salt: object) -> str | None:
     """`cache_salt` of the legs: none for the default tenant without a salt of its own.
 

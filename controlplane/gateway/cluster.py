@@ -19,6 +19,7 @@ from controlplane.core.normalisation import Rule
 from controlplane.core.pairing import DecodeSlots, Granted, SlotLimit
 from controlplane.core.placement import Algorithm, Rules
 from controlplane.core.prediction import DecodeModel, PrefillModel, PrefillQueue, share_priors
+from controlplane.core.text_keys import TextIndex
 from controlplane.core.watching import Bounds
 from controlplane.gateway.admission import Desk, rules_of, slo_of
 from controlplane.gateway.dispatch import Dispatch
@@ -66,6 +67,11 @@ class WorkerState:
 
     def decoded(self, running: int, tbt_seconds: float, kv_tokens: int = 0) -> None:
         self._decoded.append((running, tbt_seconds, kv_tokens))
+
+    @property
+    def cache_owner(self) -> str:
+        """Whose a prefix that it has computed is: its node's pool's, or its own alone."""
+        return self.row.node_id if self.namespace is not None else self.row.id
 
     def learn(self) -> None:
         """Fit the predictions to the samples: off the request path, a few times a second."""
@@ -127,6 +133,8 @@ class Cluster:
         self.slots = DecodeSlots(settings.limits.max_waiting)
         self.paths = Paths()
         self.expected = ExpectedBlocks()
+        self.texts = TextIndex()
+        self.with_blocks: set[str] = set()  # models whose workers' blocks are known by keys
         self._output_tokens: dict[str, Average] = {}  # by model: what requests generate lately
         self._policies: dict[str, Policies] = {}
         self._waiters: dict[str, asyncio.Future[str]] = {}  # request -> granted worker
@@ -143,6 +151,7 @@ class Cluster:
             view = msgspec.structs.replace(view, workers=workers)
         self.view, self.has_view = view, True
         self._apply_workers(view.workers)
+        self.with_blocks = {row.model for row in view.workers if row.namespace is not None}
         self.models = {model.id: model for model in view.models}
         for worker in view.workers:
             self.models.setdefault(

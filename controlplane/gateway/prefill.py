@@ -65,6 +65,8 @@ async def _try(run: Running, worker: WorkerState, priced: Priced) -> PrefillRepl
     service = priced.prefill_seconds + priced.transfer_seconds
     worker.prefill_queue.start(asked.request_id, service, tokens, now)
     expect(run, worker.row.node_id)
+    if asked.text is not None:
+        context.cluster.texts.learn(asked.text, worker.cache_owner)
     run.step(PrefillStarted(worker.row.id))
     context.cluster.health.started(worker.row.id, now)
     run.decision.prefill_worker = worker.row.id

@@ -78,8 +78,9 @@ class Running:
         self.staged: KvParams | None = None  # at a foreign prefill worker, until decode takes it
         now = monotonic()
         self.plan: Plan = context.scheduler.plan(
-            asked.model, asked.prompts, asked.salt, now, asked.standing, asked.max_output_tokens
-        )
+            asked.model, asked.prompts, asked.salt, now, asked.standing, asked.max_output_tokens,
+            asked.text,
+        )  # fmt: skip
         planned_at = self.outcome.planned_at = monotonic()
         gateway_id = context.settings.gateway_id
         self.decision = new_decision(asked, self.plan, gateway_id, planned_at)

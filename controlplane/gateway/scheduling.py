@@ -18,6 +18,7 @@ from controlplane.core.routing import (
     Source,
     order_decode,
 )
+from controlplane.core.text_keys import TextPrompt
 from controlplane.gateway.cluster import Cluster, Policies, WorkerState
 from controlplane.gateway.wire import ObservedPlacement
 from workers.core.hashing import block_hashes, root_hash
@@ -84,14 +85,18 @@ class Scheduler:
         now: float,
         standing: Standing = _NOBODY,
         max_output_tokens: int | None = None,
+        text: TextPrompt | None = None,
     ) -> Plan:
-        """`prompts` None: tokens unknown; then no prefix counts and prices assume a length."""
+        """`prompts` None: tokens unknown; then prefixes count by `text`, and prices go by its
+        length, or an assumed one."""
         cluster = self._cluster
         policies = cluster.policies(model).of(standing)
         prefill_workers = cluster.serving(model, "prefill", now)
         decode_workers = cluster.serving(model, "decode", now)
-        num_tokens = UNKNOWN_PROMPT_TOKENS if prompts is None else sum(map(len, prompts))
+        num_tokens = _length(prompts, text)
         held = self._held(prefill_workers or decode_workers, prompts, salt)
+        if text is not None:
+            held.coming |= cluster.texts.held_tokens(text)
         options = [
             self._prefill_option(state, held, num_tokens, now, standing)
             for state in prefill_workers
@@ -173,7 +178,7 @@ class Scheduler:
         standing: Standing,
     ) -> PrefillOption:
         row = state.row
-        own = min(held.usable(row.node_id), num_tokens)
+        own = min(max(held.usable(row.node_id), held.coming.get(row.id, 0)), num_tokens)
         return PrefillOption(
             worker_id=row.id,
             node_id=row.node_id,
@@ -273,6 +278,12 @@ def _observe(
         return None
     first = ordered[0]
     return ObservedPlacement(algorithm, first.option.worker_id, first.ttft_seconds)
+
+
+def _length(prompts: Sequence[Sequence[int]] | None, text: TextPrompt | None) -> int:
+    if prompts is not None:
+        return sum(map(len, prompts))
+    return UNKNOWN_PROMPT_TOKENS if text is None else max(1, text.num_tokens)
 
 
 def _are_int32(tokens: Sequence[int]) -> bool:

@@ -165,3 +165,22 @@ async def test_a_prompt_is_normalised_for_both_legs_where_the_policy_says_so(
 
     found = await eventually(applied, "three records")
     assert sorted(found) == [[], ["line_ends", "spaces"], ["spaces", "system_first"]]
+
+
+@pytest.mark.parametrize("most", [1_000_000, 100])
+async def test_prompts_without_block_keys_go_where_their_text_went_before(
+    rig: Any, most: int
+) -> None:
+    rig.settings = replace(rig.settings, max_tokenise_chars=most)
+    rig.policies = [rig.policy("scheduling", explore_share=0)]
+    await rig.start()
+    for i in range(6):
+        head = f"story {i}: " + "the quick brown fox jumps over the lazy dog " * 150
+        for tail in ("one", "two", "three"):
+            assert (await rig.complete(prompt=head + tail, max_tokens=1)).status_code == 200
+    served = [
+        {body["prompt"][:8] for body in rig.seen(worker) if body["prompt"].startswith("story")}
+        for worker in ("p1", "p2")
+    ]
+    assert not served[0] & served[1]
+    assert len(served[0] | served[1]) == 6
