@@ -97,6 +97,20 @@ def test_without_an_rdma_device_blocks_go_over_tcp_and_the_log_says_why(
     assert "no_rdma error=rdma.devices" in two.agent.log
 
 
+def test_where_rdma_is_demanded_nothing_takes_its_place(
+    make_pair: MakePair, chain: tuple[bytes, list[bytes]], block_bytes: int
+) -> None:
+    one, two = make_pair("rdma")
+    namespace, keys = chain
+    store(one, namespace, keys[:4], block_bytes)
+    stats = two.client.stats().transfers
+    assert stats.not_ready.startswith("rdma.devices = []: no active port (no devices).")
+    assert stats.problem == stats.not_ready
+    fetch(two, one.holder, namespace, keys[:4])
+    assert settled(two, namespace, keys[:4]).num_held == 0
+    assert one.client.lookup(namespace, keys[:4]).num_held == 4, "what is here is served here"
+
+
 def test_what_is_here_is_not_fetched_again(
     make_pair: MakePair, chain: tuple[bytes, list[bytes]], block_bytes: int
 ) -> None:
