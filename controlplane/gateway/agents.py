@@ -13,13 +13,16 @@ from controlplane.gateway.wire import View, ViewModel, ViewNode, ViewWorker
 from workers.client import AsyncAgentClient, make_hello
 from workers.core.errors import AgentUnavailableError, ProtocolError, RefusedError
 from workers.core.ids import NodeId, transfer_owner
-from workers.core.messages import LegReport
+from workers.core.messages import LegReport, LookupReply
 from workers.core.stats_messages import PoolStats, WorkerStatus
+from workers.core.transfer_messages import Fetch
 
 log = structlog.get_logger(__name__)
 
 MAX_RELEASES = 10_000
 """Releases that wait for an agent; beyond it the oldest are left to their lease."""
+MAX_FETCHES = 256
+"""Fetches and releases that may wait for an agent before further fetches are left out."""
 STATS_SECONDS = 1.0
 RELEASE_AGAIN_SECONDS = 2.0
 """A cancelled prefill may still pin a last block: released once more."""
@@ -32,7 +35,9 @@ class _Followed:
     feed: Feed
     index_epoch: int | None = None  # of the last view
     stats: PoolStats | None = None
-    releases: asyncio.Queue[str] = field(default_factory=lambda: asyncio.Queue(MAX_RELEASES))
+    releases: asyncio.Queue[str | Fetch] = field(
+        default_factory=lambda: asyncio.Queue(MAX_RELEASES)
+    )
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
     @property
@@ -89,6 +94,19 @@ class Agents:
         if again and self._followed:
             self._loop.call_later(RELEASE_AGAIN_SECONDS, self.release, transfer_id)
 
+    def fetch(self, node_id: str, fetch: Fetch, *, release: bool = False) -> bool:
+        """Have a node pull blocks; whether that was queued. Never blocks. Its pins end with its
+        owner's release, or at once: then only what is on its way stays pinned till it is there."""
+        for followed in self._followed.values():
+            if followed.node_id == node_id and followed.client.subscribed:
+                if followed.releases.qsize() >= MAX_FETCHES:
+                    return False
+                followed.releases.put_nowait(fetch)
+                if release:
+                    followed.releases.put_nowait(fetch.owner)
+                return True
+        return False
+
     async def close(self) -> None:
         """End every follower; what is to be released is sent first, for a moment."""
         with contextlib.suppress(TimeoutError):
@@ -134,11 +152,14 @@ class Agents:
 
     async def _send_releases(self, followed: _Followed) -> None:
         while True:
-            owner = await followed.releases.get()
+            due = await followed.releases.get()
             try:
-                await followed.client.release(owner)
+                if isinstance(due, Fetch):
+                    await followed.client.call(due, LookupReply)
+                else:
+                    await followed.client.release(due)
             except (AgentUnavailableError, RefusedError, ProtocolError):
-                pass  # the pins' lease ends them
+                pass  # the pins' lease ends them; what is not fetched is computed or fetched later
             finally:
                 followed.releases.task_done()
 

@@ -34,6 +34,7 @@ from controlplane.gateway.encodings import unpack
 from controlplane.gateway.legs import LegSender
 from controlplane.gateway.metrics import CONTENT_TYPE, Extra, render
 from controlplane.gateway.passing import Passed, Passing
+from controlplane.gateway.priors import read_geometry
 from controlplane.gateway.prober import Prober
 from controlplane.gateway.prompts import Tokenizers, prompt_chars
 from controlplane.gateway.records import Records
@@ -51,6 +52,7 @@ from controlplane.gateway.running import Context
 from controlplane.gateway.scheduling import Scheduler
 from controlplane.gateway.server import JSON_TYPE, Request, Server
 from controlplane.gateway.settings import Settings
+from controlplane.gateway.spreading import Spreader
 from controlplane.gateway.staged import StagedReleases
 from controlplane.gateway.static import load_static
 from controlplane.gateway.stats import Stats
@@ -93,6 +95,7 @@ class Gateway:
         self._context = Context(
             settings, self.cluster, Scheduler(self.cluster), self.stats, self.records,
             sender, self._agents, self._bootstraps, self._staged,
+            Spreader(settings.gateway_id, self.cluster, self._agents, self.stats),
         )  # fmt: skip
         self._passing = Passing(self.cluster, sender, settings.limits.max_retries)
         self._watch = Watch(self._context)
@@ -180,8 +183,16 @@ class Gateway:
         paths = {model.path for model in self.cluster.models.values() if model.path}
         self.tokenizers.keep(paths)
         for path in paths:
+            if path not in self.cluster.geometries:
+                self.tokenizers.thread.submit(self._read_geometry, path)
             if self.tokenizers.get(path) is None:
                 self.tokenizers.thread.submit(self.tokenizers.load, path)
+
+    def _read_geometry(self, path: str) -> None:
+        """In the thread; what it finds is handed to the loop."""
+        geometry = read_geometry(path)
+        if geometry is not None:
+            self._loop.call_soon_threadsafe(self.cluster.geometries.__setitem__, path, geometry)
 
     # --- routes ---
 

@@ -18,7 +18,14 @@ from controlplane.core.health import DataPathHealth
 from controlplane.core.normalisation import Rule
 from controlplane.core.pairing import DecodeSlots, Granted, SlotLimit
 from controlplane.core.placement import Algorithm, Rules
-from controlplane.core.prediction import DecodeModel, PrefillModel, PrefillQueue, share_priors
+from controlplane.core.prediction import (
+    ASSUMED_FLOPS,
+    DecodeModel,
+    PrefillModel,
+    PrefillQueue,
+    prior_of,
+    share_priors,
+)
 from controlplane.core.text_keys import TextIndex
 from controlplane.core.watching import Bounds
 from controlplane.gateway.admission import Desk, rules_of, slo_of
@@ -36,6 +43,7 @@ from controlplane.gateway.wire import (
     ViewWorker,
     WorkerLoad,
 )
+from workers.core.disaggregation import Geometry
 from workers.core.prefix_index import PrefixIndex
 
 log = structlog.get_logger(__name__)
@@ -89,6 +97,7 @@ class Scheduling:
     observe: Algorithm | None = None  # another one, whose choices go into the records
     normalisation: tuple[Rule, ...] = ()
     max_concurrent_per_decode: int = 16
+    prefill_flops: float = ASSUMED_FLOPS
     bounds: Bounds = field(default_factory=Bounds)
 
 
@@ -135,6 +144,7 @@ class Cluster:
         self.expected = ExpectedBlocks()
         self.texts = TextIndex()
         self.with_blocks: set[str] = set()  # models whose workers' blocks are known by keys
+        self.geometries: dict[str, Geometry] = {}  # by the model's path, as far as read
         self._output_tokens: dict[str, Average] = {}  # by model: what requests generate lately
         self._policies: dict[str, Policies] = {}
         self._waiters: dict[str, asyncio.Future[str]] = {}  # request -> granted worker
@@ -261,6 +271,10 @@ class Cluster:
             queued_tokens=state.prefill_queue.tokens,
             data_path=verdict.state.value,
             data_path_note=verdict.note,
+            prefill_samples=state.prefill_times.num_samples,
+            prefill_error=state.prefill_times.calibration.median_relative_error(),
+            tbt_samples=state.decode_times.num_samples,
+            tbt_error=state.decode_times.calibration.median_relative_error(),
         )
 
     def data_paths(self) -> list[dict[str, Any]]:
@@ -285,8 +299,13 @@ class Cluster:
         for state in self.workers.values():
             state.learn()
             by_model.setdefault(state.row.model, []).append(state.prefill_times)
-        for models in by_model.values():
-            share_priors(models)
+        for model, times in by_model.items():
+            share_priors(times)
+            geometry = self.geometries.get(self.models[model].path if model in self.models else "")
+            if geometry is not None and not any(one.num_samples for one in times):
+                prior = prior_of(geometry, self.policies(model).scheduling.prefill_flops)
+                for one in times:
+                    one.begin_with(prior)
         self.paths.learn()
 
     def generated(self, model: str, output_tokens: int) -> None:
@@ -379,6 +398,7 @@ def _scheduling(policy: ViewPolicy | None) -> Scheduling:
         rules=_rules(spec),
         observe=spec.get("observe"),
         normalisation=tuple(spec.get("normalisation", ())),
+        prefill_flops=float(spec.get("prefill_tflops") or ASSUMED_FLOPS / 1e12) * 1e12,
         max_concurrent_per_decode=int(spec.get("max_concurrent_per_decode", 16)),
         bounds=_bounds(spec),
     )

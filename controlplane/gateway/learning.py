@@ -24,8 +24,10 @@ def take_prefill(
         worker.prefilled(computed, cached, seconds)
     elif worker.prefill_times.num_samples >= WELL_KNOWN:
         rest = seconds - worker.prefill_times.predict(computed, cached)
+        took = max(0.0, rest)
+        run.context.stats.transfer_calibration.observe(priced.transfer_seconds, took)
         paths = run.context.cluster.paths
-        paths.moved(source.node_id, worker.row.node_id, moved, max(0.0, rest))
+        paths.moved(source.node_id, worker.row.node_id, moved, took)
 
 
 def take_decode(run: Running, worker: WorkerState, tbt_seconds: float) -> None:

@@ -70,6 +70,27 @@ WAITING = _gauge("worker_waiting", "Legs that wait for a worker.", "worker")
 QUEUED_TOKENS = _gauge("worker_queued_tokens", "Prompt tokens in flight on a worker.", "worker")
 WORKER_REQUESTS = _counter("worker_requests", "Legs sent to a worker.", "worker")
 WORKER_FAILURES = _counter("worker_failures", "Legs that failed on a worker.", "worker")
+PREFETCHED = _counter(
+    "prefetched_blocks", "Blocks that decode nodes were told to fetch when leg 1 went out."
+)
+REPLICATED = _counter(
+    "replicated_blocks", "Hot blocks that nodes which lacked them were told to fetch."
+)
+PREFILL_ERROR = _gauge(
+    "worker_prefill_error_ratio",
+    "Median of abs(predicted - actual) / actual over its last 64 prefills.",
+    "worker",
+)
+TBT_ERROR = _gauge(
+    "worker_tbt_error_ratio", "The same for the time between tokens of its streams.", "worker"
+)
+TTFT_ERROR = _gauge(
+    "ttft_error_ratio",
+    "The same for streams' time to first token, as predicted when they were placed.",
+)
+TRANSFER_ERROR = _gauge(
+    "transfer_error_ratio", "The same for transfers between nodes that prefill legs waited for."
+)
 EJECTED = _gauge("worker_ejected", "1 while a worker gets no legs but trials.", "worker")
 TTFT = _histogram("time_to_first_token", "From a stream's request to its first byte back.")
 TBT = _histogram("inter_token_latency", "Between two pieces of a stream.")
@@ -108,6 +129,8 @@ def render(stats: GatewayStats, extra: Extra) -> bytes:
     for states, values in ((STUCK, extra.stuck), (BY_STATE, extra.by_state)):
         lines += _head(states)
         lines += [f'{states.name}{{state="{state}"}} {n}' for state, n in values.items()]
+    for error, ratio in ((TTFT_ERROR, stats.ttft_error), (TRANSFER_ERROR, stats.transfer_error)):
+        lines += [*_head(error), *([] if ratio is None else [f"{error.name} {ratio:.6g}"])]
     lines += _workers(stats)
     for series, histogram in ((TTFT, stats.ttft), (TBT, stats.tbt), (QUEUE, stats.queue)):
         lines += [*_head(series), *_buckets(series.name, histogram)]
@@ -138,6 +161,8 @@ def _plain(stats: GatewayStats, extra: Extra) -> list[tuple[Series, float]]:
         (STAGED_LEFT, extra.staged_left),
         (SAMPLED_OUT, extra.sampled_out),
         (PROMPTS_LEFT_OUT, extra.prompts_left_out),
+        (PREFETCHED, stats.prefetched_blocks_total),
+        (REPLICATED, stats.replicated_blocks_total),
         (IN_FLIGHT, stats.in_flight),
         (INDEX_BLOCKS, stats.index_blocks),
         (VIEW_REVISION, extra.view_revision),
@@ -150,6 +175,11 @@ def _workers(stats: GatewayStats) -> Iterable[str]:
     yield from _head(EJECTED)
     for worker_id, load in sorted(stats.workers.items()):
         yield f'{EJECTED.name}{{worker="{_escaped(worker_id)}"}} {int(load.data_path != "ok")}'
+    for series, field in ((PREFILL_ERROR, "prefill_error"), (TBT_ERROR, "tbt_error")):
+        yield from _head(series)
+        for worker_id, load in sorted(stats.workers.items()):
+            if (ratio := getattr(load, field)) is not None:
+                yield f'{series.name}{{worker="{_escaped(worker_id)}"}} {ratio:.6g}'
     rows = [
         (RUNNING, "running"),
         (WAITING, "waiting"),

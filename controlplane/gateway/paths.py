@@ -23,6 +23,7 @@ class Paths:
     def __init__(self) -> None:
         self.holders: dict[str, Holder] = {}
         self.costs: dict[str, dict[str, TransferCost]] = {}
+        self._rates: dict[tuple[str, str], float] = {}
         self.learned: dict[tuple[str, str], TransferModel] = {}
         self._moved: deque[tuple[str, str, int, float]] = deque(maxlen=256)
 
@@ -37,8 +38,15 @@ class Paths:
         best = _best_links(stats.transfers.links)
         for source in self.holders:
             if source != node_id:
-                measured = _cost(best.get(source), bytes_per_token)
+                link = best.get(source)
+                rate = link.bytes_per_second if link is not None else None
+                self._rates[source, node_id] = rate or _PRIOR.bytes_per_second
+                measured = _cost(link, bytes_per_token)
                 self.costs.setdefault(source, {})[node_id] = self._known(source, node_id, measured)
+
+    def bytes_per_second(self, source: str, destination: str) -> float:
+        """Of the quickest way between the two, as their agents measured it."""
+        return self._rates.get((source, destination), _PRIOR.bytes_per_second)
 
     def moved(self, source: str, destination: str, tokens: int, seconds: float) -> None:
         """A leg's transfer, for `learn`; of many in a short time the last ones count."""
@@ -68,8 +76,9 @@ class Paths:
             costs.pop(node_id, None)
             if not costs:
                 del self.costs[source]
-        for pair in [pair for pair in self.learned if node_id in pair]:
-            del self.learned[pair]
+        for pairs in (self.learned, self._rates):
+            for pair in [pair for pair in pairs if node_id in pair]:
+                del pairs[pair]
 
     def _known(self, source: str, destination: str, measured: TransferCost) -> TransferCost:
         model = self.learned.get((source, destination))

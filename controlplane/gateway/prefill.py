@@ -67,6 +67,9 @@ async def _try(run: Running, worker: WorkerState, priced: Priced) -> PrefillRepl
     expect(run, worker.row.node_id)
     if asked.text is not None:
         context.cluster.texts.learn(asked.text, worker.cache_owner)
+    context.spreader.dispatched(
+        run.plan, asked.request_id, asked.pool_tenant, worker, run.life.slot_worker
+    )
     run.step(PrefillStarted(worker.row.id))
     context.cluster.health.started(worker.row.id, now)
     run.decision.prefill_worker = worker.row.id

@@ -86,6 +86,8 @@ def read_stream(decision: Decision, outcome: Outcome, relay: Relay, stats: Stats
             decision.engine_prompt_tokens = usage.get("prompt_tokens")
     if decision.ttft_seconds is not None:
         stats.ttft.observe(decision.ttft_seconds)
+        if decision.predicted_ttft_seconds is not None:
+            stats.ttft_calibration.observe(decision.predicted_ttft_seconds, decision.ttft_seconds)
 
 
 def read_first_byte(decision: Decision, outcome: Outcome, relay: Relay) -> None:

@@ -33,6 +33,7 @@ from controlplane.gateway.records import Records
 from controlplane.gateway.results import new_decision
 from controlplane.gateway.scheduling import Plan, Scheduler
 from controlplane.gateway.settings import Settings
+from controlplane.gateway.spreading import Spreader
 from controlplane.gateway.staged import StagedReleases
 from controlplane.gateway.stats import Stats
 
@@ -54,6 +55,7 @@ class Context:
     agents: Agents
     bootstraps: Bootstraps
     staged: StagedReleases
+    spreader: Spreader
     running: "dict[str, Running]" = field(default_factory=dict)  # by request id, oldest first
 
 

@@ -5,6 +5,7 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from controlplane.core.fitting import Calibration
 from controlplane.gateway.wire import HISTOGRAM_BOUNDS_SECONDS, GatewayStats, Histogram, WorkerLoad
 
 _BOUNDS = HISTOGRAM_BOUNDS_SECONDS
@@ -72,6 +73,10 @@ class Stats:
     retries_decode: int = 0
     decode_side_prefills: int = 0
     handoff_missing: int = 0
+    prefetched_blocks: int = 0
+    replicated_blocks: int = 0
+    ttft_calibration: Calibration = field(default_factory=Calibration)
+    transfer_calibration: Calibration = field(default_factory=Calibration)
     staged_released: int = 0
     staged_left: int = 0
     model_mismatch: int = 0
@@ -109,6 +114,10 @@ class Stats:
             probes_total=self.probes,
             probes_met_total=self.probes_met,
             decisions_dropped_total=self.decisions_dropped,
+            prefetched_blocks_total=self.prefetched_blocks,
+            replicated_blocks_total=self.replicated_blocks,
+            ttft_error=self.ttft_calibration.median_relative_error(),
+            transfer_error=self.transfer_calibration.median_relative_error(),
             workers=loads,
             index_blocks=index_blocks,
             rss_bytes=rss,

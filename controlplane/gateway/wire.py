@@ -215,6 +215,10 @@ class WorkerLoad(msgspec.Struct):
     queued_tokens: int = 0
     data_path: Literal["ok", "ejected", "trial"] = "ok"  # as its legs have met it lately
     data_path_note: str = ""
+    prefill_samples: int = 0  # learned from, since the gateway's start
+    prefill_error: float | None = None  # median of |predicted - actual| / actual, of the last 64
+    tbt_samples: int = 0
+    tbt_error: float | None = None
 
 
 class GatewayStats(msgspec.Struct):
@@ -240,6 +244,10 @@ class GatewayStats(msgspec.Struct):
     probes_total: int = 0
     probes_met_total: int = 0
     decisions_dropped_total: int = 0
+    prefetched_blocks_total: int = 0  # to decode nodes, when leg 1 went out
+    replicated_blocks_total: int = 0  # hot ones, to nodes that lacked them
+    ttft_error: float | None = None  # as a worker's errors
+    transfer_error: float | None = None
     workers: dict[str, WorkerLoad] = {}
     index_blocks: int = 0
     rss_bytes: int = 0

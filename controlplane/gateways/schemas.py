@@ -59,6 +59,10 @@ class WorkerLoad(Schema):
     data_path: Literal["ok", "ejected", "trial"] = "ok"  # as its legs have met it lately
     data_path_note: str = ""
 
+    prefill_samples: int = 0  # learned from, since the gateway's start
+    prefill_error: float | None = None  # median of |predicted - actual| / actual, of the last 64
+    tbt_samples: int = 0
+    tbt_error: float | None = None
 
 class GatewayStats(Schema):
     """Counters cumulative since `started_at`; gauges as of now."""
@@ -81,6 +85,10 @@ class GatewayStats(Schema):
     probes_met_total: int = 0
     decisions_dropped_total: int = 0
     ttft: Histogram
+    prefetched_blocks_total: int = 0  # to decode nodes, when leg 1 went out
+    replicated_blocks_total: int = 0  # hot ones, to nodes that lacked them
+    ttft_error: float | None = None  # as a worker's errors
+    transfer_error: float | None = None
     tbt: Histogram
     queue: Histogram
     workers: dict[str, WorkerLoad] = {}
