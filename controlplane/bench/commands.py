@@ -69,10 +69,12 @@ def overload(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
     seconds: Annotated[float, typer.Option(min=2, max=3600, help="Of load, in each mode.")] = 60,
     factor: Annotated[float, typer.Option(min=0.1, max=10, help="Load over capacity.")] = 1.5,
-    slo_ttft: Annotated[float, typer.Option(min=0.05, help="SLO: seconds to first token.")] = 2.0,
+    slo_ttft: Annotated[float, typer.Option(min=0.05, help="SLO: seconds to first token.")] = 10.0,
     percentile: Annotated[float, typer.Option(min=50, max=99.9, help="That are to keep it.")] = 95,
     probe_share: Annotated[float, typer.Option(min=0, max=0.5, help="Let in to learn.")] = 0.05,
-    prefill_ms: Annotated[float, typer.Option(min=0.01, help="A token, as emulated.")] = 0.2,
+    prefill_ms: Annotated[float, typer.Option(min=0.01, help="A token, as emulated.")] = 4.0,
+    workers: Annotated[int, typer.Option(min=1, max=64, help="Prefill workers.")] = 16,
+    mixed: Annotated[bool, typer.Option("--mixed", help="Three classes, two tenants.")] = False,
     seed: Annotated[int, typer.Option(help="Of the load.")] = 1,
 ) -> None:
     """Goodput beyond capacity with admission and without, and how many rejections were wrong.
@@ -80,10 +82,12 @@ def overload(
     A gateway and emulated workers; requests within the SLO as their clients saw them.
     """
     from controlplane.bench.overload import Overload, run_overload_bench  # noqa: PLC0415 - heavy
+    from controlplane.bench.overload_load import CLASSES, TENANTS, Shape  # noqa: PLC0415
 
     bench = Overload(
         seconds=seconds, factor=factor, max_ttft_seconds=slo_ttft, percentile=percentile,
-        probe_share=probe_share, prefill_ms_per_token=prefill_ms, seed=seed,
+        probe_share=probe_share, prefill_ms_per_token=prefill_ms, seed=seed, prefill_workers=workers,
+        shape=Shape(classes=CLASSES, tenants=TENANTS) if mixed else Shape(),
     )  # fmt: skip
     result = run_overload_bench(bench)
     if as_json:

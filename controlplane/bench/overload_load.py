@@ -12,9 +12,10 @@ from time import perf_counter
 from workers.core.errors import PeriluneError
 
 MODEL = "bench"
-CLASSES = (("interactive", 0.2), ("standard", 0.6), ("batch", 0.2))
-TENANTS = (("acme", 0.7), ("beta", 0.3))
-MIN_TOKENS, MAX_TOKENS = 64, 4096
+Shares = tuple[tuple[str, float], ...]
+CLASSES: Shares = (("interactive", 0.2), ("standard", 0.6), ("batch", 0.2))
+TENANTS: Shares = (("acme", 0.7), ("beta", 0.3))
+MIN_TOKENS, MAX_TOKENS = 16, 1024
 MAX_VOCABULARY = 1000
 REQUEST_SECONDS = 120.0
 
@@ -23,9 +24,11 @@ REQUEST_SECONDS = 120.0
 class Shape:
     """Of the load. `mean_tokens` of a prompt; its length is lognormal, cut at both ends."""
 
-    mean_tokens: float = 1000.0
+    mean_tokens: float = 250.0
     sigma: float = 0.6
     output_tokens: int = 8
+    classes: Shares = (("standard", 1.0),)
+    tenants: Shares = (("acme", 1.0),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +102,9 @@ def arrivals(shape: Shape, per_second: float, seconds: float, seed: int) -> list
         at += rng.expovariate(per_second)
     sizes = lengths(shape, rng, len(times))
     return [
-        Arrival(at, size, _drawn(rng, CLASSES), _drawn(rng, TENANTS), rng.randrange(2**31))
+        Arrival(
+            at, size, _drawn(rng, shape.classes), _drawn(rng, shape.tenants), rng.randrange(2**31)
+        )
         for at, size in zip(times, sizes, strict=True)
     ]
 
@@ -169,7 +174,7 @@ def _request(arrival: Arrival, shape: Shape) -> bytes:
     return head.encode() + payload
 
 
-def _drawn(rng: Random, shares: tuple[tuple[str, float], ...]) -> str:
+def _drawn(rng: Random, shares: Shares) -> str:
     draw = rng.random()
     for name, share in shares:
         draw -= share

@@ -245,8 +245,12 @@ class Scheduler:
         wait += plan.slot_wait_seconds
         tbt = plan.predicted_tbt_seconds = best.predicted_tbt_seconds if best is not None else None
         predicted = Predicted(plan.predicted_ttft_seconds, wait, tbt)
-        queued = plan.prefill[0].option.queue_seconds if plan.prefill else 0.0
-        plan.turn_seconds = max(0.0, queued - plan.policies.admission.queue.window_seconds)
+        queued = beside = 0.0
+        if plan.prefill:
+            first, window = plan.prefill[0], plan.policies.admission.queue.window_seconds
+            queued = first.option.queue_seconds
+            beside = max(0.0, window - first.transfer_seconds - first.prefill_seconds)
+        plan.turn_seconds = max(0.0, queued - beside)  # what may still run at its turn
         plan.rest_seconds = plan.predicted_ttft_seconds - plan.turn_seconds
         plan.after_queue_seconds = plan.predicted_ttft_seconds - queued
         desk, standing = self._cluster.desk, plan.standing
