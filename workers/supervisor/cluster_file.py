@@ -37,7 +37,7 @@ class ClusterSection(_Section):
     engine: Literal["vllm", "emulated"] = "vllm"
     scheduler_endpoint: str = "127.0.0.1:8000"
     nodes: Positive = 1
-    transfer_engine: Literal["tcp", "shm"] = "tcp"
+    transfer_engine: Literal["tcp", "shm", "rdma", "auto"] = "tcp"
     backend: Literal["dram"] = "dram"
     transfer_tls_cert: str = ""  # PEM files; all three or none
     transfer_tls_key: str = ""

@@ -58,7 +58,7 @@ class Settings:
     dtype: str = "auto"
     max_model_len: int = 8192
     nodes: int = 1  # agents, each with a slab of its own
-    transfer_engine: Literal["tcp", "shm"] = "tcp"  # between nodes of this machine
+    transfer_engine: Literal["tcp", "shm", "rdma", "auto"] = "tcp"  # between nodes
     transfer_tls: TlsFiles | None = None  # for agents and who speaks to them; None: as they find it
     device: Literal["cpu", "cuda"] = "cpu"  # found by asking the engine's environment
     num_gpus: int = 0  # likewise
