@@ -21,8 +21,7 @@ from typing import Any
 import psutil
 import uvloop
 
-from controlplane.gateway.bodies import ClientBody
-from controlplane.gateway.prompts import PromptTokenizer
+from controlplane.bench.tokenise import tokenise_figures
 from workers.core.errors import PeriluneError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -68,21 +67,10 @@ def run_gateway_bench(
         for kind, stream in (("streamed", True), ("plain", False)):
             result[kind] = _compare(ours, theirs, load, rounds, stream=stream)
         result["gateway_rss_bytes"] = ours.process.memory_info().rss
-    result["tokenise_ms"] = tokenise_ms(model_path) if model_path else None
+    figures = tokenise_figures(model_path) if model_path else None
+    result["tokenise_ms"] = None if figures is None else figures["2000"]["fresh_ms"]
+    result["tokenise"] = figures
     return result
-
-
-def tokenise_ms(model_path: str, repeats: int = 50) -> float:
-    """Median milliseconds for a prompt of about 1,500 tokens, template included."""
-    tokenizer = PromptTokenizer(Path(model_path))
-    message = {"role": "user", "content": PROMPT * 5}
-    body = ClientBody(b"", {"messages": [message]}, chat=True)
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
-        tokenizer.tokens(body)
-        times.append(time.perf_counter() - start)
-    return statistics.median(times) * 1000
 
 
 # --- measuring ---
