@@ -24,7 +24,8 @@ _NOT_FOR_PREFILL = (
     "top_logprobs", "logprob_token_ids", "prompt_logprobs", "echo", "use_beam_search",
     "return_token_ids", "return_prompt_text", "stream_interval",
 )  # fmt: skip
-_WHOLE_ON_DECODE = ("echo", "prompt_embeds", "use_beam_search", "ec_transfer_params")
+_IF_TRUE = ("echo", "prompt_embeds", "use_beam_search", "ec_transfer_params")
+_WHOLE_ON_DECODE = frozenset((*_IF_TRUE, "prompt_logprobs", "truncate_prompt_tokens"))
 _MEDIA = ("image_url", "video_url", "audio_url")
 _YES = frozenset(("true", "1", "yes", "y", "on", "t"))
 Session = Literal["", "continue", "over"]
@@ -62,10 +63,12 @@ class ClientBody(msgspec.Struct):
         another prompt, or refused. Media to be fetched: from one place and once (A24).
         """
         fields = self.fields
-        if self.passed or self.is_refused or any(fields.get(name) for name in _WHOLE_ON_DECODE):
+        if self.passed or self.is_refused:
             return True
-        if fields.get("prompt_logprobs") is not None or _is_negative(
-            fields.get("truncate_prompt_tokens")
+        if not _WHOLE_ON_DECODE.isdisjoint(fields) and (
+            any(fields.get(name) for name in _IF_TRUE)
+            or fields.get("prompt_logprobs") is not None
+            or _is_negative(fields.get("truncate_prompt_tokens"))
         ):
             return True
         return self.chat and _has_remote_media(fields.get("messages"))

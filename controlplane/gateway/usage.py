@@ -27,6 +27,19 @@ class _Reply(msgspec.Struct):
     choices: list[_Choice] = []
 
 
+class _Counts(msgspec.Struct):
+    prompt_tokens: Any = None
+    completion_tokens: Any = None
+
+
+class _Counted(msgspec.Struct):
+    """Of a reply with nothing to put right."""
+
+    usage: _Counts | None = None
+    kv_transfer_params: Any = None
+    choices: list[_Choice] = []
+
+
 class ReadReply(msgspec.Struct):
     """A whole reply for the client, and what the record wants of it."""
 
@@ -37,6 +50,7 @@ class ReadReply(msgspec.Struct):
 
 
 _decode_reply = msgspec.json.Decoder(_Reply).decode
+_decode_counted = msgspec.json.Decoder(_Counted).decode
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
 
@@ -44,6 +58,10 @@ _encode = msgspec.json.Encoder().encode
 def read_whole(body: bytes, details: Details) -> ReadReply:
     """Never raises: what cannot be read is passed on as it is."""
     try:
+        if details is None and b'"cached_tokens"' not in body:
+            counted = _decode_counted(body)
+            if counted.kv_transfer_params is None:
+                return _as_it_is(body, counted)
         reply = _decode_reply(body)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return ReadReply(body)
@@ -60,6 +78,13 @@ def read_whole(body: bytes, details: Details) -> ReadReply:
         if correct(usage, details):
             read.body = _put(read.body, b'"usage"', raw, _encode(usage))
     return read
+
+
+def _as_it_is(body: bytes, reply: _Counted) -> ReadReply:
+    last = reply.choices[-1].finish_reason if reply.choices else None
+    usage = reply.usage or _Counts()
+    counts = _count(usage.prompt_tokens), _count(usage.completion_tokens)
+    return ReadReply(body, last == "length", *counts)
 
 
 def correct_events(data: bytes, details: Details) -> bytes:
@@ -109,7 +134,7 @@ def _put(body: bytes, name: bytes, old: bytes, new: bytes) -> bytes:
     place where name and value stand together is the field."""
     end = len(body)
     while (place := body.rfind(old, 0, end)) >= 0:
-        before = body[:place].rstrip()
+        before = body[max(0, place - 64) : place].rstrip()
         if before.endswith(b":") and before[:-1].rstrip().endswith(name):
             return body[:place] + new + body[place + len(old) :]
         end = place + len(old) - 1
