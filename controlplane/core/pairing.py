@@ -22,7 +22,8 @@ class SlotLimit:
 
 @dataclass(slots=True)
 class DecodeSlots:
-    """Who holds which slot, and who waits. Waiting is first come, first served for each model."""
+    """Who holds which slot, and who waits. Waiting is by priority class, then first come, first
+    served, for each model."""
 
     max_waiting: int = 1024
     _limits: dict[str, SlotLimit] = field(default_factory=dict)
@@ -31,6 +32,7 @@ class DecodeSlots:
     _tokens: dict[str, int] = field(default_factory=dict)  # request -> prompt and expected output
     _kv_tokens: dict[str, int] = field(default_factory=dict)  # worker -> of its holders
     _waiting: dict[str, deque[str]] = field(default_factory=dict)  # model -> requests
+    _ranks: dict[str, int] = field(default_factory=dict)  # waiting request -> 0: highest class
     num_waiting: int = 0
 
     def running(self, worker_id: str) -> int:
@@ -63,12 +65,17 @@ class DecodeSlots:
         self._kv_tokens[worker_id] = self._kv_tokens.get(worker_id, 0) + kept
         self._running[worker_id] = self._running.get(worker_id, 0) + 1
 
-    def wait(self, request_id: str, model: str, tokens: int = 0) -> bool:
+    def wait(self, request_id: str, model: str, tokens: int = 0, rank: int = 0) -> bool:
         """Queue for any slot of `model`; False when the queue is full."""
         if self.num_waiting >= self.max_waiting:
             return False
         self._tokens[request_id] = tokens
-        self._waiting.setdefault(model, deque()).append(request_id)
+        queue = self._waiting.setdefault(model, deque())
+        place = len(queue)
+        while place and self._ranks[queue[place - 1]] > rank:
+            place -= 1
+        queue.insert(place, request_id)
+        self._ranks[request_id] = rank
         self.num_waiting += 1
         return True
 
@@ -79,7 +86,7 @@ class DecodeSlots:
             return False
         queue.remove(request_id)
         self._shrunk(model, queue)
-        del self._tokens[request_id]
+        del self._tokens[request_id], self._ranks[request_id]
         return True
 
     def free(self, request_id: str) -> list[Granted]:
@@ -107,6 +114,10 @@ class DecodeSlots:
         assert not set(waiting) & self._holders.keys(), "a holder waits"
         assert self._tokens.keys() <= self._holders.keys() | set(waiting), "tokens of nobody"
         assert len(waiting) == len(set(waiting)) <= self.max_waiting
+        assert self._ranks.keys() == set(waiting)
+        for queue in self._waiting.values():
+            ranks = [self._ranks[request_id] for request_id in queue]
+            assert ranks == sorted(ranks), "a lower class goes first"
         for worker_id, limit in self._limits.items():
             idle = self.running(worker_id) < limit.cap
             assert not (idle and self.waiting(limit.model)), f"{worker_id} idles, others wait"
@@ -119,6 +130,7 @@ class DecodeSlots:
             if not queue:
                 break
             request_id = queue.popleft()
+            del self._ranks[request_id]
             self._shrunk(limit.model, queue)
             self.take(request_id, worker_id)
             grants.append(Granted(request_id, worker_id))

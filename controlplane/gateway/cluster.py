@@ -325,10 +325,10 @@ class Cluster:
     # --- decode slots ---
 
     async def wait_for_slot(
-        self, request_id: str, model: str, seconds: float, kv_tokens: int = 0
+        self, request_id: str, model: str, seconds: float, kv_tokens: int = 0, rank: int = 0
     ) -> str | None:
         """Worker of the granted slot; None when there is none in time, or the queue is full."""
-        if not self.slots.wait(request_id, model, kv_tokens):
+        if not self.slots.wait(request_id, model, kv_tokens, rank):
             return None
         waiter = self._waiters[request_id] = asyncio.get_running_loop().create_future()
         try:

@@ -1,5 +1,6 @@
 """A request's turn at its prefill worker. Uncontended it is taken without an await."""
 
+from math import inf
 from time import monotonic
 
 from controlplane.core.dispatch_queue import Offer
@@ -50,7 +51,7 @@ async def again(run: Running, priced: Priced) -> bool:
     dispatch.leave(run.asked.request_id)
     offer = dispatch.enter(priced.option.worker_id, _leg(run, priced))
     if offer is Offer.WAIT:
-        return await dispatch.wait(run.asked.request_id, _patience(run, priced)) is Turn.GRANTED
+        return await dispatch.wait(run.asked.request_id, _patience(run)) is Turn.GRANTED
     return offer is Offer.GO
 
 
@@ -59,7 +60,7 @@ async def _granted(run: Running, offer: Offer, priced: Priced) -> bool:
     if offer is Offer.GO:
         return True
     request_id, plan, cluster = run.asked.request_id, run.plan, run.context.cluster
-    turn = await cluster.dispatch.wait(request_id, _patience(run, priced))
+    turn = await cluster.dispatch.wait(request_id, _patience(run))
     now = run.outcome.turn_at = monotonic()
     waited = run.decision.dispatch_wait_seconds = now - run.outcome.planned_at
     if turn in (Turn.GRANTED, Turn.TIMED_OUT):
@@ -100,19 +101,33 @@ def _leg(run: Running, priced: Priced) -> QueuedLeg:
     )
 
 
-def _patience(run: Running, priced: Priced) -> float:
-    """Seconds that the wait may take: by the policy, and where the SLO is enforced, until it could
-    not be kept any more. A probe is to show what the wait comes to."""
+def seconds_left(run: Running) -> float:
+    """That a request may still wait: without end, or where the SLO is enforced, until it could not
+    be kept any more. A probe is to show what the wait comes to."""
     plan = run.plan
-    longest = plan.policies.admission.max_wait_seconds
     slo = plan.policies.slo
     if slo.mode != "enforce" or plan.admission.probe:
-        return longest
-    now = monotonic()
-    rest = priced.transfer_seconds + priced.prefill_seconds + (plan.predicted_handover_seconds or 0)
+        return inf
+    now, rest = monotonic(), plan.predicted_handover_seconds or 0.0
+    if plan.prefill:
+        rest += plan.prefill[0].transfer_seconds + plan.prefill[0].prefill_seconds
     rest = run.context.cluster.desk.rest_seconds(slo, run.asked.model, rest, now)
     left = slo.max_ttft_seconds - (now - run.outcome.received_at) - rest
-    return max(MIN_WAIT_SECONDS, min(longest, left))
+    return max(MIN_WAIT_SECONDS, left)
+
+
+def no_slot_in_time(run: Running) -> AnswerError:
+    """429: no decode slot came free before the SLO's deadline."""
+    waited = monotonic() - run.outcome.planned_at
+    message = f"no decode slot in time to keep the SLO: waited {waited:.2f} s"
+    error = AnswerError(429, message, "slo_ttft", retry_after=_retry_after(run, waited))
+    run.shed(error, "deadline")
+    return error
+
+
+def _patience(run: Running) -> float:
+    """Seconds that the wait for a turn may take."""
+    return min(run.plan.policies.admission.max_wait_seconds, seconds_left(run))
 
 
 def _turned_away(run: Running, gate: str) -> AnswerError:
@@ -121,7 +136,7 @@ def _turned_away(run: Running, gate: str) -> AnswerError:
     waited = monotonic() - run.outcome.planned_at
     first = plan.prefill[0].option.worker_id if plan.prefill else ""
     waiting = run.context.cluster.dispatch.waiting(first)
-    seconds = max(1, min(plan.policies.slo.retry_after_max_seconds, round(waited)))
+    seconds = _retry_after(run, waited)
     if gate == "queue_full":
         message = f"the queue before prefill is full: {waiting} requests wait for {first}"
         error = AnswerError(429, message, "queue_full", retry_after=seconds)
@@ -133,3 +148,8 @@ def _turned_away(run: Running, gate: str) -> AnswerError:
         return AnswerError(503, message, "no_prefill_turn", retry_after=seconds)
     run.shed(error, "queue_full" if gate == "queue_full" else "deadline")
     return error
+
+
+def _retry_after(run: Running, waited: float) -> int:
+    """The queue takes about as long as it took now."""
+    return max(1, min(run.plan.policies.slo.retry_after_max_seconds, round(waited)))

@@ -100,9 +100,14 @@ def _first(run: Running) -> str:
 
 async def _wait_for_slot(run: Running) -> str:
     asked, cluster = run.asked, run.context.cluster
-    seconds = run.context.settings.timeouts.slot
-    tokens = run.plan.kv_tokens
-    worker_id = await cluster.wait_for_slot(asked.request_id, asked.model, seconds, tokens)
+    longest = run.context.settings.timeouts.slot
+    plan, seconds = run.plan, min(longest, turns.seconds_left(run))
+    rank = plan.standing.rank
+    worker_id = await cluster.wait_for_slot(
+        asked.request_id, asked.model, seconds, plan.kv_tokens, rank
+    )
+    if worker_id is None and seconds < longest:
+        raise turns.no_slot_in_time(run)
     if worker_id is None:
         waiting = cluster.slots.num_waiting
         message = (

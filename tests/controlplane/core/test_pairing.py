@@ -108,3 +108,19 @@ class SlotsMachine(RuleBasedStateMachine):
 
 TestSlots = SlotsMachine.TestCase
 TestSlots.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_a_higher_class_is_granted_first_then_who_came_first() -> None:
+    slots = DecodeSlots()
+    slots.set_limits({"d1": SlotLimit("m", 1)})
+    slots.take("a", "d1")
+    for name, rank in (("batch", 2), ("b", 1), ("c", 1), ("interactive", 0), ("gone", 0)):
+        assert slots.wait(name, "m", rank=rank)
+        slots.check_integrity()
+    assert slots.leave("gone", "m")
+    order, last = [], "a"
+    while granted := slots.free(last):
+        slots.check_integrity()
+        last = granted[0].request_id
+        order.append(last)
+    assert order == ["interactive", "b", "c", "batch"]

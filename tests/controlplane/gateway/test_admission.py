@@ -173,6 +173,22 @@ async def test_who_cannot_keep_the_slo_any_more_is_turned_away(rig: Any, eventua
     assert (await first).status_code == 200
 
 
+async def test_who_gets_no_decode_slot_in_time_is_turned_away(rig: Any, eventually: Any) -> None:
+    rig.workers = ("p1:prefill", "d1:decode")
+    rig.engine = replace(rig.engine, decode_ms=100)
+    slots = rig.policy("scheduling", max_concurrent_per_decode=1)
+    rig.policies = [slots, rig.policy("slo", mode="enforce", max_ttft_ms=1000)]
+    await rig.start()
+    running = asyncio.create_task(ask(rig, 20, 1, body={"max_tokens": 30}))
+    await eventually(lambda: rig.gateway.cluster.slots.running("d1"))
+    reply = await ask(rig, 20, 2)
+    assert (reply.status_code, reply.json()["error"]["code"]) == (429, "slo_ttft")
+    assert "no decode slot in time" in reply.json()["error"]["message"]
+    assert (await running).status_code == 200
+    record = await rig.control_plane.ended("rejected")
+    assert (record.admission.gate, record.decode_worker) == ("deadline", "")
+
+
 async def test_a_wait_has_its_bound(rig: Any, eventually: Any) -> None:
     rig.policies = [rig.policy("slo", mode="off")]
     await one_worker(rig, max_wait_s=0.2)
