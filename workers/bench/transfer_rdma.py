@@ -41,6 +41,8 @@ from workers.transfer.rdma.transport import RdmaTransport
 BLOCK_BYTES: Final = (64 * 1024, 1 << 20, 4 << 20)
 TOTAL_BYTES: Final = 256 << 20
 EMULATED_BYTES: Final = 16 << 20
+MIN_BLOCKS: Final = 16
+"""Fewer would measure how a transfer begins and ends. Both sides move the same number."""
 VM_SECONDS: Final = 600
 VM: Final = Path(__file__).parents[2] / "scripts" / "rdma-vm" / "vm.py"
 _DEADLINE_SECONDS: Final = 120.0
@@ -69,13 +71,14 @@ def measure(runs: int, total_bytes: int, device: str | None = None) -> dict[str,
 def _measure(
     settings: RdmaSettings, block_bytes: int, runs: int, total_bytes: int
 ) -> dict[str, Any]:
-    num_blocks = total_bytes // block_bytes
+    num_blocks = max(MIN_BLOCKS, total_bytes // block_bytes)
+    num_bytes = num_blocks * block_bytes
     ours: list[float] = []
     theirs: list[float] = []
     with _reader(settings, block_bytes, num_blocks) as reader:
         reader.read(num_blocks)  # connect, and touch every page once
         for _ in range(runs):
-            ours.append(total_bytes / reader.read(num_blocks))
+            ours.append(num_bytes / reader.read(num_blocks))
             theirs.append(_perftest_rate(reader.port, block_bytes, num_blocks))
     return {
         "transport": "rdma",
@@ -182,7 +185,7 @@ def _perftest(port: OpenPort, block_bytes: int, iterations: int) -> float:
         number = probe.getsockname()[1]
     command = [
         _PERFTEST, "-F", "-d", port.port.device, "-i", str(port.number), "-x", str(port.gid.index),
-        "-s", str(block_bytes), "-n", str(max(16, iterations)), "-o", str(port.queues.reads),
+        "-s", str(block_bytes), "-n", str(iterations), "-o", str(port.queues.reads),
         "-p", str(number),
     ]  # fmt: skip
     quiet = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}

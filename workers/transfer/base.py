@@ -166,6 +166,8 @@ class SlotMemory:
     """
 
     kind = MemoryKind.HOST
+    copies = False
+    """`arrived` and `verified` have something to do."""
 
     def __init__(self, slab: Slab, facts: SlabFacts, incarnation: int = 0) -> None:
         if (slab.slot_bytes, slab.header_bytes) != (facts.slot_bytes, facts.header_bytes):

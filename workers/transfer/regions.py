@@ -44,6 +44,8 @@ class RegionMemory(SlotMemory):
     `facts` are what peers compare: slots of a slab with that payload. `close` frees the mirror.
     """
 
+    copies = True
+
     def __init__(
         self, region: Region, facts: SlabFacts, copier: Copier, incarnation: int = 0
     ) -> None:

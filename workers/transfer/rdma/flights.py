@@ -231,7 +231,7 @@ class Flights:
                 return
             token = backlog.popleft()
             if type(token) is Segment:
-                rail.stage(token, far=is_far(node, rail.port.port.numa_node))
+                rail.stage(token, far=node >= 0 and is_far(node, rail.port.port.numa_node))
                 if rail.queue.staged >= CHAIN and not self._flush_rail(rail):
                     return
 
@@ -282,7 +282,7 @@ class Flights:
                 report.moved_bytes += token.length
                 flight = self._flying.get(token.op_id)
                 assert flight is not None, "a segment without its op"
-                if not token.write:
+                if flight.landing is not None or (self._memory.copies and not token.write):
                     self._landed(flight, token)
                 self._one_less(flight, report)
             case Sent():
@@ -328,7 +328,8 @@ class Flights:
         digest, seconds = self._digest(flight)
         if digest != expected:
             return Completion(op.id, Cause.CORRUPT, checksum, seconds)
-        self._memory.verified(op.piece.local_slot, op.offset, op.length)
+        if self._memory.copies:
+            self._memory.verified(op.piece.local_slot, op.offset, op.length)
         return Completion(op.id, None, checksum, seconds)
 
     def _digest(self, flight: Flight) -> tuple[int, float]:
