@@ -18,8 +18,13 @@ from workers.core.stats_messages import PoolStats
 class AgentProcess:
     """A real agent process of the test's own."""
 
-    def __init__(self, folder: Path, slab_bytes: int = 4 << 20) -> None:
+    def __init__(
+        self, folder: Path, slab_bytes: int = 4 << 20, node_id: str = "n1",
+        more: tuple[str, ...] = (),
+    ) -> None:  # fmt: skip
+        """`more` are further options of the agent's."""
         self.slab_bytes = slab_bytes
+        self.node_id, self._more = node_id, more
         self.socket = folder / "a.sock"
         self.slab = f"perilune-test-{uuid.uuid4().hex[:12]}.slab"
         self._log = (folder / "agent.log").open("wb")
@@ -32,9 +37,9 @@ class AgentProcess:
 
     def start(self) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "workers", "agent", "--node-id", "n1", "--socket",
+            [sys.executable, "-m", "workers", "agent", "--node-id", self.node_id, "--socket",
              str(self.socket), "--slab-name", self.slab, "--slab-bytes", str(self.slab_bytes),
-             "--block-tokens", "64", "--check-when-idle"],
+             "--block-tokens", "64", "--check-when-idle", *self._more],
             stdout=self._log, stderr=self._log,
         )  # fmt: skip
         deadline = time.monotonic() + 30
