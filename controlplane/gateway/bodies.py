@@ -6,7 +6,9 @@ parameters put in front.
 
 import hashlib
 import re
+from codecs import BOM_UTF8 as _MARK
 from collections.abc import Sequence
+from json import detect_encoding
 from typing import Any, Final, Literal
 
 import msgspec
@@ -27,6 +29,7 @@ _NOT_FOR_PREFILL = (
 _IF_TRUE = ("echo", "prompt_embeds", "use_beam_search", "ec_transfer_params")
 _WHOLE_ON_DECODE = frozenset((*_IF_TRUE, "prompt_logprobs", "truncate_prompt_tokens"))
 _MEDIA = ("image_url", "video_url", "audio_url")
+_USUAL_STARTS = (b"{", b" ", b"\n", b"\r", b"\t", b"[")
 _YES = frozenset(("true", "1", "yes", "y", "on", "t"))
 Session = Literal["", "continue", "over"]
 _LABEL: Final = re.compile(rb"[a-z0-9._-]{1,32}")
@@ -85,6 +88,7 @@ class ClientBody(msgspec.Struct):
 
 def parse(raw: bytes, *, chat: bool, passed: bool = False) -> ClientBody:
     """Raises `AnswerError` 400 for what is no JSON object; field types are the engine's to judge."""
+    raw = _as_utf8(raw)
     try:
         fields = _decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -113,6 +117,19 @@ def prompt_text(body: ClientBody) -> bytes:
         return _encode(fields.get("tools")) + _encode(fields.get("messages"))
     prompt = fields.get("prompt")
     return prompt.encode() if isinstance(prompt, str) else _encode(prompt)
+
+
+def _as_utf8(raw: bytes) -> bytes:
+    """JSON may come in UTF-16 or UTF-32, or after a byte-order mark: engines take that."""
+    if raw[:1] in _USUAL_STARTS and raw[1:2] != b"\0":
+        return raw
+    encoding = detect_encoding(raw)
+    if encoding in ("utf-8", "utf-8-sig"):
+        return raw.removeprefix(_MARK)
+    try:
+        return raw.decode(encoding).encode()
+    except UnicodeError as error:
+        raise AnswerError(400, f"the body is no valid JSON: {error}", "malformed_json") from None
 
 
 def legs_salt(tenant: str, client_salt: object) -> str | None:

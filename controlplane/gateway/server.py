@@ -80,6 +80,7 @@ class ClientConnection(asyncio.Protocol):
         self.since = 0.0  # when the state that `sweep` looks at began
         self._reading = False
         self._reading_paused = False  # too many pipelined requests wait
+        self._owes_continue = False  # to a request whose head came while another ran
 
     # --- transport ---
 
@@ -175,8 +176,11 @@ class ClientConnection(asyncio.Protocol):
             raise _RefusedError
         if self._task is None:
             self._transport.write(_CONTINUE)
+        else:
+            self._owes_continue = True
 
     def on_body(self, body: bytes) -> None:
+        self._owes_continue = False
         self._body.append(body)
         self._body_bytes += len(body)
         if self._body_bytes > self._limits.max_body_bytes:
@@ -320,6 +324,9 @@ class ClientConnection(asyncio.Protocol):
             self._transport.close()
             return
         self._next()
+        if self._owes_continue and self._task is None:
+            self._owes_continue = False
+            self._transport.write(_CONTINUE)
 
     # --- refusing ---
 

@@ -157,6 +157,32 @@ async def test_expect_continue_is_answered_first(rig: Any) -> None:
     assert refused.startswith(b"HTTP/1.1 417")
 
 
+async def test_expect_continue_of_a_pipelined_request_is_answered_in_its_turn(rig: Any) -> None:
+    await rig.start()
+    head = post(HELLO, b"expect: 100-continue").removesuffix(HELLO)
+    reader, writer = await asyncio.open_connection("127.0.0.1", rig.gateway.server.port)
+    writer.write(post(HELLO) + head)
+    async with asyncio.timeout(10):
+        first = await reader.readuntil(b"HTTP/1.1 100 Continue\r\n\r\n")
+        assert first.startswith(b"HTTP/1.1 200")
+        writer.write(HELLO)
+        assert (await reader.readuntil(b"\r\n\r\n")).startswith(b"HTTP/1.1 200")
+    writer.close()
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-32-be"])
+async def test_json_in_other_encodings_is_taken_as_engines_take_it(
+    rig: Any, encoding: str
+) -> None:
+    await rig.start()
+    text = json.dumps({"model": "tiny", "prompt": "Größe 日本", "max_tokens": 1}, ensure_ascii=False)
+    response = await rig.client.post("/v1/completions", content=text.encode(encoding))
+    assert response.status_code == 200
+    assert rig.decode_bodies()[0]["prompt"] == "Größe 日本"
+    broken = await rig.client.post("/v1/completions", content=text.encode(encoding)[:-1])
+    assert broken.status_code == 400
+
+
 async def test_chunked_bodies_and_torn_packets(rig: Any) -> None:
     await rig.start()
     head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
