@@ -171,11 +171,11 @@ async def test_expect_continue_of_a_pipelined_request_is_answered_in_its_turn(ri
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le", "utf-32-be"])
-async def test_json_in_other_encodings_is_taken_as_engines_take_it(
-    rig: Any, encoding: str
-) -> None:
+async def test_json_in_other_encodings_is_taken_as_engines_take_it(rig: Any, encoding: str) -> None:
     await rig.start()
-    text = json.dumps({"model": "tiny", "prompt": "Größe 日本", "max_tokens": 1}, ensure_ascii=False)
+    text = json.dumps(
+        {"model": "tiny", "prompt": "Größe 日本", "max_tokens": 1}, ensure_ascii=False
+    )
     response = await rig.client.post("/v1/completions", content=text.encode(encoding))
     assert response.status_code == 200
     assert rig.decode_bodies()[0]["prompt"] == "Größe 日本"
