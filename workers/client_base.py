@@ -33,6 +33,7 @@ def make_hello(
     namespace: NamespaceSpec | None = None,
     kv_role: KvRole = "kv_both",
     engine_role: EngineRole = "worker",
+    kv_tokens: int = 0,
 ) -> Hello:
     """The handshake of this process."""
     return Hello(
@@ -43,6 +44,7 @@ def make_hello(
         namespace=namespace,
         kv_role=kv_role,
         engine_role=engine_role,
+        kv_tokens=kv_tokens,
     )
 
 

@@ -189,6 +189,7 @@ class Agents:
                 if worker is not None and worker.row.node_id == stats.node_id:
                     worker.namespace = namespace.digest
                     worker.block_tokens = namespace.spec.block_tokens
+                    worker.kv_capacity_tokens = namespace.kv_tokens.get(worker_id)
 
     def _view_of_agents(self) -> None:
         """Without a control plane: what the followed agents list."""

@@ -336,10 +336,14 @@ class Node:
 
     def _namespace_infos(self) -> list[NamespaceInfo]:
         workers: dict[bytes, set[str]] = {}
+        kv_tokens: dict[bytes, dict[str, int]] = {}
         for session in self.sessions.values():
             if session.namespace:
                 workers.setdefault(session.namespace, set()).add(session.client.worker)
+            if session.namespace and session.hello.kv_tokens > 0:
+                said = kv_tokens.setdefault(session.namespace, {})
+                said[session.client.worker] = session.hello.kv_tokens
         return [
-            NamespaceInfo(digest, spec, sorted(workers.get(digest, ())))
+            NamespaceInfo(digest, spec, sorted(workers.get(digest, ())), kv_tokens.get(digest, {}))
             for digest, spec in self.namespaces.items()
         ]

@@ -64,6 +64,7 @@ class WorkerHalf:
             settings.worker_id,
             namespace=self.namespace_spec,
             kv_role=settings.kv_role,
+            kv_tokens=self._paged.num_blocks * self.namespace_spec.engine_block_tokens,
         )
         self._session = AgentSession(
             settings.agent_socket,

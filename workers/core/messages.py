@@ -68,6 +68,7 @@ class Hello(msgspec.Struct, tag=True, frozen=True):
     kv_role: KvRole = "kv_both"
     engine_role: EngineRole = "worker"
     nonce: bytes = b""  # 32 random bytes over TCP, for the proof
+    kv_tokens: int = 0  # that fit into the engine's own memory; 0: not said
 
 
 class Lookup(msgspec.Struct, tag=True, frozen=True):

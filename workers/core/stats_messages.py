@@ -58,6 +58,7 @@ class NamespaceInfo(msgspec.Struct, frozen=True):
     digest: bytes
     spec: NamespaceSpec
     workers: list[str] = []
+    kv_tokens: dict[str, int] = {}  # by worker: tokens that fit into its engine, where it said
 
 
 class TierStats(msgspec.Struct, frozen=True):

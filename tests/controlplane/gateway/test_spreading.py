@@ -16,7 +16,7 @@ from controlplane.gateway.app import Gateway
 from controlplane.gateway.settings import Settings
 from controlplane.gateway.static import load_static
 from workers.engines.emulated.fleet import Fleet
-from workers.engines.emulated.worker import EngineConfig, WorkerSpec
+from workers.engines.emulated.worker import ENGINE_BLOCK_TOKENS, EngineConfig, WorkerSpec
 
 MODEL = "tiny"
 BLOCK_TOKENS = 64
@@ -45,7 +45,7 @@ class TwoNodes:
             agent.start()
         specs = [WorkerSpec(name, role, 0) for name, (role, _) in WORKERS.items()]  # type: ignore[arg-type]
         config = EngineConfig(
-            MODEL, str(self.tokenizer), prefill_ms_per_token=0.02, decode_ms=1.0, device_blocks=0
+            MODEL, str(self.tokenizer), prefill_ms_per_token=0.02, decode_ms=1.0, device_blocks=100
         )
         sockets = {name: self.agents[node].address for name, (_, node) in WORKERS.items()}
         self.fleet = Fleet(specs, config, agents=sockets)
@@ -137,6 +137,8 @@ async def test_decode_is_told_to_fetch_when_leg_one_goes_out(
     assert nodes.gateway.stats.prefetched_blocks == 8  # n2 holds them now
     for agent in nodes.agents.values():
         await eventually(lambda one=agent: one.stats().pinned_blocks == 0, "pins are released")
+    workers = nodes.gateway.cluster.workers
+    assert workers["d1"].kv_capacity_tokens == 100 * ENGINE_BLOCK_TOKENS  # its engine said so
 
 
 async def test_hot_blocks_are_copied_to_the_node_that_was_chosen_without_them(

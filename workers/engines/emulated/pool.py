@@ -79,7 +79,10 @@ class AgentPool:
         self._costs = config.cost_model
         self._block_bytes = namespace.block_bytes
         self._namespace = namespace_digest(namespace)
-        hello = make_hello("worker", spec.worker_id, namespace=namespace, kv_role=self._kv_role)
+        hello = make_hello(
+            "worker", spec.worker_id, namespace=namespace, kv_role=self._kv_role,
+            kv_tokens=config.device_blocks * ENGINE_BLOCK_TOKENS,
+        )  # fmt: skip
         self._client = AsyncAgentClient(address, hello)
         self._slab: Slab | None = None
         self._incarnation = 0
