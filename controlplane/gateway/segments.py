@@ -111,8 +111,28 @@ def _added_pattern(added: list[dict[str, Any]], spec: dict[str, Any]) -> re.Patt
     first = [token["content"] for token in added if not token.get("normalized", True)]
     if not first:
         return re.compile(r"(?!)")
-    longest_first = sorted(first, key=len, reverse=True)
-    return re.compile("(" + "|".join(map(re.escape, longest_first)) + ")")
+    return re.compile(f"({_any_of(first)})")
+
+
+def _any_of(words: list[str]) -> str:
+    """A pattern that matches the longest of `words`: as a tree of characters, since some models
+    have thousands of added tokens and an alternation tries them one after the other."""
+    by_first: dict[str, list[str]] = {}
+    for word in words:
+        if word:
+            by_first.setdefault(word[0], []).append(word)
+    branches = [_branch(group) for group in by_first.values()]
+    tree = branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"
+    return f"(?:{tree})?" if "" in words else tree
+
+
+def _branch(words: list[str]) -> str:
+    """Of words with one head in common, which goes first."""
+    first, last = min(words), max(words)
+    length = next((i for i, char in enumerate(first) if char != last[i]), len(first))
+    head = first[:length]
+    rest = [word[len(head) :] for word in dict.fromkeys(words)]
+    return re.escape(head) + (_any_of(rest) if any(rest) else "")
 
 
 def _flat(node: Any, children: str) -> list[dict[str, Any]]:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import random
+import time
 from array import array
 from collections.abc import Callable
 from pathlib import Path
@@ -191,6 +192,36 @@ def test_equal_heads_are_encoded_once(make: Any, monkeypatch: pytest.MonkeyPatch
         tokenizer.tokens(ClientBody(b"", {"prompt": head + tail}, chat=False))
     assert sum(map(len, seen)) < len(head) / 5 + 200  # the corpus repeats: chunks are shared, too
     assert sum(map(len, seen[-2:])) < 100
+
+
+@given(
+    st.lists(st.text("ab<|\n", min_size=1, max_size=4), min_size=1, max_size=12),
+    st.text("ab<|\n", max_size=30),
+)
+def test_added_tokens_are_found_leftmost_and_longest(words: list[str], text: str) -> None:
+    spec = {"added_tokens": [{"content": word, "normalized": False} for word in words]}
+    found, place = [], 0
+    while place < len(text):
+        here = [word for word in words if text.startswith(word, place)]
+        if here:
+            found.append((place, max(here, key=len)))
+        place += len(found[-1][1]) if here else 1
+    pattern = Segmenter(spec)._added
+    assert pattern is not None
+    assert [(match.start(), match[0]) for match in pattern.finditer(text)] == found
+
+
+def test_thousands_of_added_tokens_cost_no_more_than_a_few() -> None:
+    words = (
+        [f"<unused{i}>" for i in range(6000)] + ["\n" * i for i in range(1, 30)] + ["[x]", "\t\t"]
+    )
+    spec = {"added_tokens": [{"content": word, "normalized": False} for word in words]}
+    segmenter = Segmenter(spec)
+    text = "a line of < some [ words <unu\n" * 1000
+    start = time.perf_counter()
+    pieces = segmenter.segments(text)
+    assert time.perf_counter() - start < 0.3  # an alternation takes seconds
+    assert len(pieces) == 2000
 
 
 class TestCache:
