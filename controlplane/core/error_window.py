@@ -16,6 +16,8 @@ MAX_SAMPLES: Final = 256
 MIN_SAMPLES: Final = 20
 MAX_AGE_SECONDS: Final = 300.0
 FLOOR_SECONDS: Final = 0.05
+LEVEL_STEP: Final = 0.05
+LEAST_MISSES, MOST_MISSES = 0.005, 0.5
 MAX_RATIO: Final = 20.0
 
 
@@ -60,3 +62,31 @@ class ErrorWindow:
     def _drop(self) -> None:
         _, ratio = self._samples.popleft()
         del self._ordered[bisect_left(self._ordered, ratio)]
+
+
+@dataclass(slots=True)
+class Level:
+    """Which quantile of the errors to go by, so that `percentile` per cent of those let in keep
+    their bound: higher after a miss, lower after a promise kept, never below the median (adaptive
+    conformal inference, Gibbs and Candes, 2021). Where errors are small or bounds are far, that
+    is the median, and nobody is turned away for a risk that is not there."""
+
+    percentile: float
+    _misses: float = field(init=False)  # share of misses that is allowed for
+
+    def __post_init__(self) -> None:
+        self._misses = self._target
+
+    @property
+    def quantile(self) -> float:
+        """In per cent."""
+        return 100 * (1 - self._misses)
+
+    def observe(self, *, kept: bool) -> None:
+        """One that was let in has ended."""
+        moved = self._misses + LEVEL_STEP * (self._target - (not kept))
+        self._misses = min(MOST_MISSES, max(LEAST_MISSES, moved))
+
+    @property
+    def _target(self) -> float:
+        return min(MOST_MISSES, 1 - self.percentile / 100)

@@ -17,12 +17,13 @@ from controlplane.core.admission import (
     keeps_slo,
 )
 from controlplane.core.dispatch_queue import QueueRules
-from controlplane.core.error_window import ErrorWindow
+from controlplane.core.error_window import ErrorWindow, Level
 from controlplane.gateway.stats import Stats
 from controlplane.gateway.wire import Decision, Verdict
 
 TBT_FLOOR_SECONDS = 0.005
 MAX_MODELS = 256
+MAX_SLOS = 256  # of one model
 
 
 class SloAndRules(Protocol):
@@ -43,14 +44,23 @@ class Forecast(msgspec.Struct, frozen=True, gc=False):
 
 class _Errors:
     """How far predictions for one model were off: the wait for a turn by priority class, the rest
-    of TTFT from the turn on, and TBT."""
+    of TTFT from the turn on, and TBT; and which quantile of the rest keeps which SLO."""
 
-    __slots__ = ("rest", "tbt", "waits")
+    __slots__ = ("levels", "rest", "tbt", "waits")
 
     def __init__(self) -> None:
+        self.levels: dict[Slo, Level] = {}
         self.waits: dict[int, ErrorWindow] = {}
         self.rest = ErrorWindow()
         self.tbt = ErrorWindow(TBT_FLOOR_SECONDS)
+
+    def level(self, slo: Slo) -> Level:
+        level = self.levels.get(slo)
+        if level is None:
+            if len(self.levels) >= MAX_SLOS:
+                self.levels.clear()
+            level = self.levels[slo] = Level(slo.percentile)
+        return level
 
     def wait(self, rank: int) -> ErrorWindow:
         window = self.waits.get(rank)
@@ -84,7 +94,7 @@ class Desk:
         errors = self._errors.get(model)
         if errors is not None:
             rest = predicted.ttft_seconds - turn_seconds
-            ttft = errors.rest.quantile(rest, slo.percentile, now)
+            ttft = errors.rest.quantile(rest, errors.level(slo).quantile, now)
             if turn_seconds > 0:
                 ttft += errors.wait(standing.rank).quantile(turn_seconds, 50.0, now)
             tbt = predicted.tbt_seconds
@@ -98,7 +108,7 @@ class Desk:
         errors = self._errors.get(model)
         if errors is None:
             return rest_seconds
-        return errors.rest.quantile(rest_seconds, slo.percentile, now)
+        return errors.rest.quantile(rest_seconds, errors.level(slo).quantile, now)
 
     def waited(self, model: str, rank: int, predicted: float, seconds: float, now: float) -> None:
         """A wait for a turn has ended, or was given up after so many seconds."""
@@ -118,6 +128,8 @@ class Desk:
                 errors.rest.observe(forecast.rest_seconds, ttft - turned_seconds, now)
             if forecast.tbt_seconds is not None and decision.tbt_p95_seconds is not None:
                 errors.tbt.observe(forecast.tbt_seconds, decision.tbt_p95_seconds, now)
+            if decision.admission is None and slo.mode == "enforce":
+                errors.level(slo).observe(kept=ttft <= slo.max_ttft_seconds)
         verdict = decision.admission
         if verdict is not None and verdict.probe:
             verdict.met = keeps_slo(slo, ttft, decision.tbt_p95_seconds)

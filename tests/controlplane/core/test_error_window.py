@@ -13,6 +13,7 @@ from controlplane.core.error_window import (
     MAX_SAMPLES,
     MIN_SAMPLES,
     ErrorWindow,
+    Level,
 )
 from controlplane.core.ledger import Probe, false_rejects, would_have_met
 
@@ -81,3 +82,29 @@ def test_a_rejected_request_is_judged_by_its_likes() -> None:
     assert would_have_met(1.9, probes).ratio == 0.0
     assert would_have_met(1.3, probes).ratio == pytest.approx(0.5, abs=0.1)
     assert would_have_met(1.3, []).samples == 0
+
+
+@pytest.mark.parametrize("percentile", [80.0, 95.0])
+@pytest.mark.parametrize("spread", [0.05, 0.3])
+def test_of_those_let_in_the_percentile_keeps_its_bound(percentile: float, spread: float) -> None:
+    """Bounds that press: whoever the level lets in is just below it."""
+    rng = random.Random(3)
+    level, window = Level(percentile), filled([rng.lognormvariate(0, spread) for _ in range(200)])
+    kept = 0
+    for _ in range(4000):
+        room = 1.0 / window.quantile(1.0, level.quantile, 0.0)  # predicted at most
+        ok = room * rng.lognormvariate(0, spread) <= 1.0
+        level.observe(kept=ok)
+        kept += ok
+    assert kept / 40 == pytest.approx(percentile, abs=1.5)
+
+
+def test_without_risk_the_median_decides() -> None:
+    level = Level(95.0)
+    assert level.quantile == pytest.approx(95.0)
+    for _ in range(1000):
+        level.observe(kept=True)
+    assert level.quantile == 50.0
+    for _ in range(20):
+        level.observe(kept=False)
+    assert level.quantile > 99.0

@@ -15,7 +15,7 @@ from controlplane.gateway.admission import Desk, Forecast
 from controlplane.gateway.cluster import Policies
 from controlplane.gateway.dispatch import Dispatch
 from controlplane.gateway.stats import Stats
-from controlplane.gateway.wire import Decision
+from controlplane.gateway.wire import Decision, Verdict
 
 PROMPT = "the quick brown fox " * 30
 
@@ -285,13 +285,28 @@ def test_the_percentile_counts(percentile: float, admitted: bool) -> None:
     desk = Desk(Stats(), FixedDraw(0.9))
     assert judged(desk, slo).admitted, "nothing known yet"
     for i in range(101):
-        desk.ended(slo, decision(3.0 if i % 2 else 1.0), 0.0, Forecast(1.0, None), 0.0)
+        learnt = decision(3.0 if i % 2 else 1.0)
+        learnt.admission = Verdict("ttft", 3.0, 2.0)  # which does not move the level
+        desk.ended(slo, learnt, 0.0, Forecast(1.0, None), 0.0)
     verdict = judged(desk, slo)
     assert verdict.admitted is admitted
     if not admitted:
         assert verdict.predicted_seconds == pytest.approx(3.0, rel=0.05)
         assert verdict.retry_after_seconds is not None
     assert judged(desk, slo, model="other").admitted
+
+
+def test_misses_make_it_stricter_and_promises_kept_less_strict() -> None:
+    slo = Slo("enforce", max_ttft_seconds=2.0, percentile=90)
+    desk = Desk(Stats(), FixedDraw(0.9))
+    for i in range(200):  # measured over predicted: 1 to 3
+        desk.ended(slo, decision(1.0 + i % 20 / 10), 0.0, Forecast(1.0, None), 0.0)
+    strict = judged(desk, slo)
+    assert not strict.admitted
+    for _ in range(300):
+        desk.ended(slo, decision(0.5), 0.0, Forecast(None, None), 0.0)
+    assert judged(desk, slo).admitted
+    assert strict.predicted_seconds > 2.8
 
 
 def test_a_wait_is_judged_by_its_median_of_the_class() -> None:
