@@ -1,4 +1,4 @@
-"""Acting keys of the cache and jobs screens: a panel first, then one request to the control plane."""
+"""Acting keys of the cache, jobs and doctor screens: a panel first, then one request to the control plane."""
 
 from __future__ import annotations
 
@@ -10,12 +10,16 @@ from console.tui.pages.base import Location
 from console.viewmodel import acts
 from console.viewmodel.acts import Act
 from controlplane.client_http import ClientError, UnreachableError
+from controlplane.doctor import calls as doctor_calls
+from controlplane.doctor.schemas import DoctorRun
 from controlplane.jobs.schemas import Job
 
 if TYPE_CHECKING:
     from console.tui.app import ConsoleApp
 
-NAMES = frozenset({"edit_cache", "pin", "prefetch", "purge", "cancel_job", "undo_job"})
+NAMES = frozenset(
+    {"edit_cache", "pin", "prefetch", "purge", "cancel_job", "undo_job", "run_doctor"}
+)
 CACHE_POLICY = "cache/default"
 
 
@@ -38,18 +42,31 @@ async def ask(app: ConsoleApp, action: str) -> None:
 async def send(app: ConsoleApp, act: Act, reason: str) -> None:
     """Do it. A refusal is said where one came from; nothing was done then."""
     try:
+        if isinstance(act.body, DoctorRun):
+            await _run_doctor(app, act.body.model_copy(update={"reason": reason}))
+            return
         if act.body is not None:
             job = (await app.source.send(calls.cache_act(acts.with_reason(act, reason)))).job
         else:
             job = await app.source.send(calls.job_act(act, reason))
     except ClientError as error:
         await app.back()
-        app.notice(_refused(error))
+        app.notice(_refused(act, error))
         return
     known = [other for other in app.state.snapshot().jobs if other.id != job.id]
     app.state.load(app.clock(), jobs=[*known, job])
     await app.back()
     app.notice(_words(act, job))
+
+
+async def _run_doctor(app: ConsoleApp, body: DoctorRun) -> None:
+    """The report that has begun is what the screen shows next. Raises `ClientError`."""
+    report = await app.source.send(doctor_calls.run(body))
+    app.state.load(app.clock(), doctor=report)
+    app.feed.follow_doctor()
+    await app.back()
+    awaited = f"{report.total} answer{'' if report.total == 1 else 's'}"
+    app.notice(f"Run {report.number} of the doctor has begun: {awaited} are awaited. 0 shows it.")
 
 
 def _words(act: Act, job: Job) -> str:
@@ -58,9 +75,10 @@ def _words(act: Act, job: Job) -> str:
     return f"Job {job.id} {job.kind} {job.target} is {job.state}. 8 shows how far it is."
 
 
-def _refused(error: ClientError) -> str:
+def _refused(act: Act, error: ClientError) -> str:
     if isinstance(error, UnreachableError):
-        return "No answer: whether the job was taken is unknown. 8 shows it once LIVE again."
+        what, key = ("run has begun", "0") if act.kind == "doctor" else ("job was taken", "8")
+        return f"No answer: whether the {what} is unknown. {key} shows it once LIVE again."
     if error.status in (401, 403):
         return "Acting needs the operator's token: $PERILUNE_TOKEN, or the token file of the data folder."
     return f"Nothing was done: {error}"

@@ -9,6 +9,7 @@ from rich.style import Style
 from console.tui.caps import tone_style
 from console.tui.context import Context
 from console.tui.lines import Line, Span, fit, line, table_lines, toned
+from console.tui.pair_lines import node_pair_lines
 from console.viewmodel import jobs, numbers, requests, topology, transfers
 from console.viewmodel.audit import change
 from console.viewmodel.requests import Bar, RequestView
@@ -52,6 +53,7 @@ def worker_lines(context: Context, worker_id: str, width: int) -> list[Line]:
         ("namespace", (worker.namespace or numbers.UNKNOWN)[:32]),
         ("url", worker.url),
         ("log", worker.log_file or numbers.UNKNOWN),
+        ("requests meet", f"{worker.data_path or numbers.UNKNOWN} {worker.data_path_note}".strip()),
         ("last error", worker.last_error or "none"),
     )  # fmt: skip
     rows = tuple(Row(name, (Text(name, "muted"), cell(value))) for name, value in fields)
@@ -98,8 +100,11 @@ def job_lines(context: Context, name: str, width: int) -> list[Line]:
 
 
 def pair_lines(context: Context, name: str, width: int) -> list[Line]:
-    """A pair's numbers, then what it handed over last."""
+    """A pair's numbers, then what it handed over last; of nodes all that their agents say."""
     source, _, target = name.partition("/")
+    snapshot = context.snapshot
+    if transfers.is_node_pair(source, target, snapshot.matrix, snapshot.nodes):
+        return node_pair_lines(context, source, target, width)
     table = transfers.pair_table(context.snapshot.matrix)
     row = next((row for row in table.rows if row.key == f"{source}>{target}"), None)
     lines = [line(toned(f" {clean(source)} -> {clean(target)}, last 5 min", "strong"))]

@@ -9,9 +9,12 @@ from typing import Protocol
 from console import calls
 from console.tui.context import Source
 from console.viewmodel.cache import EVICTION_REASONS
-from console.viewmodel.state import ConsoleState, Part
+from console.viewmodel.doctor import is_running
+from console.viewmodel.state import ConsoleState, PairTransfers, Part
 from controlplane.client_http import ClientError, StreamState, UnreachableError
+from controlplane.doctor import calls as doctor_calls
 from controlplane.events.schemas import Event
+from controlplane.transfers import calls as transfer_calls
 
 CLUSTER_METRICS = (
     "requests,rejected,ttft_p95_seconds,tbt_p95_seconds,queue_p95_seconds,prompt_tokens,hit_tokens,"
@@ -24,6 +27,12 @@ POOL_SECONDS = 2.0
 PINS_SECONDS = 5.0
 MAX_JOBS = 100
 MATRIX_SECONDS = 5.0
+DOCTOR_SECONDS = 1.0
+DOCTOR_IDLE_TURNS = 30
+"""A report that does not grow is read again after so many turns of `DOCTOR_SECONDS`."""
+DOCTOR_EAGER_TURNS = 10
+"""After somebody asked for a run, until its report shows."""
+PAIR = "pair:"
 ROWS_SECONDS = 2.0
 SERIES_SECONDS = 10.0
 REFUSED_PAUSE_SECONDS = 10.0
@@ -62,7 +71,9 @@ class Feed:
         self._clock = clock
         self._on_change = on_change
         self._wants: frozenset[str] = frozenset()
-        self._wanted = asyncio.Event()
+        self._wanted = {name: asyncio.Event() for name in ("pool", "doctor", "transfers")}
+        self._doctor_skipped = 0
+        self._doctor_eager = 0
         self._reload = asyncio.Event()
         self._again = asyncio.Event()
 
@@ -71,10 +82,18 @@ class Feed:
         self._again.set()
 
     def want(self, parts: frozenset[str]) -> None:
-        """What the screen in front needs besides what every screen does: `pool`, `pins`."""
+        """What the screen in front needs besides what every screen does: `pool`, `pins`, `doctor`,
+        `alarms`, `pair:n1>n2`."""
         if parts - self._wants:
-            self._wanted.set()
+            self._doctor_skipped = DOCTOR_IDLE_TURNS
+            for event in self._wanted.values():
+                event.set()
         self._wants = parts
+
+    def follow_doctor(self) -> None:
+        """A run has been asked for: read its report until it ends."""
+        self._doctor_eager = DOCTOR_EAGER_TURNS
+        self._wanted["doctor"].set()
 
     async def run(self) -> None:
         """Follow until cancelled."""
@@ -84,8 +103,11 @@ class Feed:
             group.create_task(self._poll(self._read_matrix, MATRIX_SECONDS))
             group.create_task(self._poll(self._read_rows, ROWS_SECONDS))
             group.create_task(self._poll(self._read_recent_series, SERIES_SECONDS))
-            group.create_task(self._poll(self._read_pool, POOL_SECONDS, self._wanted))
+            wanted = self._wanted
+            group.create_task(self._poll(self._read_pool, POOL_SECONDS, wanted["pool"]))
             group.create_task(self._poll(self._read_pins, PINS_SECONDS))
+            group.create_task(self._poll(self._read_doctor, DOCTOR_SECONDS, wanted["doctor"]))
+            group.create_task(self._poll(self._read_transfers, MATRIX_SECONDS, wanted["transfers"]))
 
     async def _follow(self) -> None:
         last_event_id: str | None = None
@@ -116,6 +138,8 @@ class Feed:
     async def _stream(self, last_event_id: str | None) -> None:
         async for event in self.source.events(last_event_id, self._stream_state):
             parts = self.state.apply(event, self._clock())
+            if event.type == "audit" and event.data.get("verb") == "doctor.run":
+                self.follow_doctor()
             if "reset" in parts:
                 self._reload.set()
             elif parts:
@@ -209,6 +233,31 @@ class Feed:
             pins = await self.source.send(calls.pins())
             self.state.load(self._clock(), pins=pins)
             self._on_change(frozenset({"pool"}))
+
+    async def _read_doctor(self) -> None:
+        """Each second while a run is under way, else seldom: a report is long where pairs are many."""
+        if "doctor" not in self._wants:
+            return
+        eager = is_running(self.state.doctor) or self._doctor_eager > 0
+        if not eager and self._doctor_skipped < DOCTOR_IDLE_TURNS:
+            self._doctor_skipped += 1
+            return
+        self._doctor_skipped, self._doctor_eager = 0, max(0, self._doctor_eager - 1)
+        report = await self.source.send(doctor_calls.last())
+        self.state.load(self._clock(), doctor=report)
+        self._on_change(frozenset({"doctor"}))
+
+    async def _read_transfers(self) -> None:
+        """Alarms of all paths, or the report on the pair that is shown."""
+        if "alarms" in self._wants:
+            call = transfer_calls.nodes(limit=0, links=False)
+            alarms = await self.source.send(call)
+            self.state.load(self._clock(), alarms=alarms)
+        for name in [part.removeprefix(PAIR) for part in self._wants if part.startswith(PAIR)]:
+            source, _, target = name.partition(">")
+            found = await self.source.send(transfer_calls.nodes(source, target))
+            self.state.load(self._clock(), pair=PairTransfers(source, target, found))
+        self._on_change(frozenset({"matrix"}))
 
     async def _read_jobs(self) -> None:
         """Later changes come as events."""

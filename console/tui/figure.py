@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.style import Style
@@ -175,24 +176,40 @@ def draw_matrix(
     lines = [_matrix_head(heatmap, shown, labels, cell_width, cursor)]
     lines.extend(_matrix_row(heatmap, r, shown, labels, cell_width, caps, cursor) for r in rows)
     totals = [Span(fit(" all", labels))]
-    totals.extend(Span(fit(heatmap.totals[c], cell_width, "right")) for c in shown)
+    totals.extend(Span(" " + _short(heatmap.totals[c], cell_width - 1)) for c in shown)
     lines.append(tuple(totals))
     return Drawn(tuple(lines), (), width)
+
+
+def _short(text: str, width: int) -> str:
+    """`150 ms`, in a narrow column `150ms`."""
+    return fit(text if len(text) <= width else text.replace(" ", ""), width, "right")
+
+
+def _without_common(labels: Sequence[str], width: int) -> list[str]:
+    """Labels that do not fit lose what they all begin with, then their beginning."""
+    if all(len(label) < width for label in labels):
+        return list(labels)
+    shared = len(labels[0])
+    while not all(label.startswith(labels[0][:shared]) for label in labels):
+        shared -= 1
+    kept = [label[min(shared, max(0, len(label) - 2)) :] for label in labels]
+    return [label if len(label) < width else label[-(width - 1) :] for label in kept]
 
 
 def _matrix_head(
     heatmap: Heatmap, shown: range, labels: int, cell_width: int, cursor: Cursor | None
 ) -> Line:
     spans = [Span(" " * labels)]
+    labels_shown = _without_common([column.label for column in heatmap.columns], cell_width)
     for index in shown:
-        label = heatmap.columns[index].label
-        text = label if len(label) < cell_width else label[-(cell_width - 1) :]
+        text = labels_shown[index]
         style = tone_style("muted")
         if cursor is not None and cursor.column == index:
             style = REVERSE
         spans.append(Span(" " * (cell_width - len(text))))
         spans.append(Span(text, style))
-    spans.append(toned("     all", "muted"))
+    spans.append(toned("      all", "muted"))
     return tuple(spans)
 
 
@@ -211,7 +228,7 @@ def _matrix_row(
     for column in shown:
         chosen = on_row and cursor is not None and cursor.column == column
         spans.extend(_matrix_cell(row.cells[column], cell_width, caps, chosen))
-    spans.append(Span(fit(row.summary, 8, "right")))
+    spans.append(Span(" " + fit(row.summary, 8, "right")))
     return tuple(spans)
 
 

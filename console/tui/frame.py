@@ -133,6 +133,7 @@ _SHORT = {
     "next_value": "value", "as_table": "table", "window": "window", "edit": "edit", "put": "put",
     "compare": "compare", "next_view": "view", "live": "live", "edit_cache": "edit", "pin": "pin",
     "prefetch": "prefetch", "purge": "purge", "cancel_job": "cancel", "undo_job": "undo",
+    "run_doctor": "run the doctor",
 }  # fmt: skip
 
 

@@ -57,6 +57,7 @@ GLOBAL = (
     Key("6", "6", "screen requests", "Requests", "go"),
     Key("7", "7", "screen policies", "Policies", "go"),
     Key("8", "8", "screen jobs", "Jobs", "go"),
+    Key("0", "0", "screen doctor", "Doctor", "go"),
     Key("tab", "Tab", "next_pane", "next pane", "go"),
     Key("shift+tab", "Shift-Tab", "previous_pane", "pane before", "go"),
     Key("left_square_bracket", "[", "previous_view", "view before", "go"),
@@ -73,11 +74,13 @@ GLOBAL = (
     Key("ctrl+c", "Ctrl-c", "interrupt", "leave a prompt; twice: quit", "app"),
     Key("ctrl+z", "Ctrl-z", "suspend", "suspend", "app"),
 )
-LATER = {"5": "KV wait", "9": "Alerts", "0": "Doctor"}
+LATER = {"5": "KV wait", "9": "Alerts"}
 """Screens that this version does not have; their keys stay free for them."""
 
 FOLLOW = Key("f", "f", "follow", "follow the newest row", "show", footer=True)
-NEXT_VALUE = Key("v", "v", "next_value", "next value: P95, bytes, failures", "show", footer=True)
+NEXT_VALUE = Key(
+    "v", "v", "next_value", "next value: P99 or P95, bytes, failures", "show", footer=True
+)
 AS_TABLE = Key("s", "s", "as_table", "figure as table", "show", footer=True)
 NEXT_MARK = Key("n", "n", "next_mark", "next event under the time axis", "find")
 LAST_MARK = Key("b", "b", "previous_mark", "event before", "find")
@@ -90,6 +93,7 @@ PREFETCH = Key("W", "W", "prefetch", "prefetch from SSD into DRAM", "act", acts=
 PURGE = Key("X", "X", "purge", "purge: asks for the name first", "act", acts=True, footer=True)
 CANCEL = Key("K", "K", "cancel_job", "cancel the job", "act", acts=True, footer=True)
 UNDO = Key("Z", "Z", "undo_job", "take the job back, where that can be done", "act", acts=True, footer=True)  # fmt: skip
+RUN_DOCTOR = Key("T", "T", "run_doctor", "run the doctor, on a pair for the pair", "act", acts=True, footer=True)  # fmt: skip
 REBASE = Key("E", "E", "edit", "take the draft onto the newer revision", "act", acts=True)
 PUT = Key("S", "S", "put", "put the draft into effect: shows what will happen first", "act", acts=True, footer=True)  # fmt: skip
 

@@ -39,6 +39,7 @@ NOUNS = (
     Entry("cache what-if", "3 ]", Location("cache", "what_if")),
     Entry("cache pins", "3 ]", Location("cache", "pins")),
     Entry("jobs", "8", Location("jobs")),
+    Entry("doctor", "0", Location("doctor")),
     Entry("audit", "", Location("audit")),
     Entry("-", "", does="previous"),
     Entry("help", "?", does="help"),

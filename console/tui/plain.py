@@ -6,15 +6,19 @@ from collections.abc import Callable
 
 from console.tui import details, frame
 from console.tui.context import Context
+from console.tui.doctor_lines import head_lines as doctor_head_lines
 from console.tui.lines import Line, header_line, line, plain_text, row_line, table_lines
-from console.tui.pages.overview import evictions_of, hit_rate_of, matrix_of, service_lines
+from console.tui.pages.doctor import check_lines
+from console.tui.pages.overview import evictions_of, hit_rate_of, service_lines
 from console.tui.pool_lines import pool_head_lines
 from console.tui.widgets.heatmap import worst_table
 from console.viewmodel import (
     audit,
     cache,
     curve,
+    doctor,
     jobs,
+    node_pair,
     policies,
     pool,
     requests,
@@ -111,9 +115,31 @@ def _jobs(context: Context) -> list[Line]:
 
 
 def _transfers(context: Context) -> list[Line]:
-    heatmap = matrix_of(context)
-    lines = _table(context, heatmap.title, transfers.pair_table(context.snapshot.matrix))
-    return [*lines, line(f" {heatmap.verdict}")] if heatmap.verdict else lines
+    """Alarms, the pairs of nodes where there are several, the pairs of workers."""
+    snapshot = context.snapshot
+    lines = [line(f" {text.text}") for text in node_pair.alarms(snapshot.alarms)]
+    several = transfers.first_view(snapshot.nodes) == "nodes"
+    for view in transfers.VIEWS if several else ("workers",):
+        heatmap = transfers.transfers(
+            snapshot.matrix, view=view, workers=snapshot.workers, nodes=snapshot.nodes
+        )
+        title = f"{view.upper()}, {heatmap.title}"
+        lines.extend(_table(context, title, transfers.pair_table(snapshot.matrix, view)))
+        lines.extend([line(f" {heatmap.verdict}")] if heatmap.verdict else [])
+    return lines
+
+
+def _doctor(context: Context) -> list[Line]:
+    """How the last run went, what to mend, then all checks."""
+    report = context.snapshot.doctor
+    lines = [line(""), *doctor_head_lines(context)]
+    if not doctor.groups(report, "findings"):
+        return lines
+    for row in doctor.checks(report, "findings").rows:
+        lines.extend([*check_lines(row, context.width), line("")])
+    for view in ("nodes", "pairs"):
+        lines.extend(_table(context, view.upper(), doctor.checks(report, view)))
+    return lines
 
 
 def _requests(context: Context) -> list[Line]:
@@ -144,6 +170,7 @@ _SCREENS: dict[str, Callable[[Context], list[Line]]] = {
     "requests": _requests,
     "policies": _policies,
     "jobs": _jobs,
+    "doctor": _doctor,
     "audit": _audit,
 }
 _DETAILS: dict[str, Callable[[Context, str, int], list[Line]]] = {

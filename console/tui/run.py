@@ -19,10 +19,12 @@ from console.tui.localtime import LocalZone
 from console.tui.plain import screen_text, screens
 from console.viewmodel.freshness import freshness
 from console.viewmodel.overview import headline, overview
-from console.viewmodel.state import ConsoleState
+from console.viewmodel.state import ConsoleState, PairTransfers
 from controlplane.calls import Call
 from controlplane.client import AsyncClient, Client, ClientError, find_token
 from controlplane.client_http import UnreachableError
+from controlplane.doctor import calls as doctor_calls
+from controlplane.transfers import calls as transfer_calls
 from workers.core.errors import ConfigError
 
 T = TypeVar("T")
@@ -85,7 +87,7 @@ def full_screen(url: str | None, *, ascii_only: bool, light: bool, screen: str) 
 def print_once(url: str | None, noun: str, name: str = "") -> int:
     """One screen on stdout."""
     with Client(url) as client:
-        print(screen_text(read_context(client), noun, name, actor_name()))  # noqa: T201 - this is the product
+        print(screen_text(read_context(client, noun, name), noun, name, actor_name()))  # noqa: T201 - this is the product
     return 0
 
 
@@ -98,8 +100,8 @@ def top(url: str | None, *, as_json: bool) -> int:
     return 0
 
 
-def read_context(client: Client) -> Context:
-    """Everything by REST, as of now. Raises `ClientError`."""
+def read_context(client: Client, noun: str = "", name: str = "") -> Context:
+    """Everything by REST, as of now, with what one screen needs besides. Raises `ClientError`."""
     state = ConsoleState()
     state.load(
         monotonic(),
@@ -120,6 +122,7 @@ def read_context(client: Client) -> Context:
         pool=_where_offered(client, calls.pool()),
         jobs=found.items if found else None,
     )
+    _read_paths(client, state, noun, name)
     snapshot = state.snapshot()
     now = monotonic()
     size = shutil.get_terminal_size((120, 40))
@@ -138,6 +141,20 @@ def read_context(client: Client) -> Context:
     )
 
 
+def _read_paths(client: Client, state: ConsoleState, noun: str, name: str) -> None:
+    """The doctor's report, alarms of paths, and the pair that is asked for."""
+    if noun in ("doctor", "pair"):
+        state.load(monotonic(), doctor=_where_offered(client, doctor_calls.last()))
+    if noun == "transfers":
+        call = transfer_calls.nodes(limit=0, links=False)
+        state.load(monotonic(), alarms=_where_offered(client, call))
+    if noun == "pair":
+        source, _, target = name.partition("/")
+        found = _where_offered(client, transfer_calls.nodes(source, target))
+        if found is not None:
+            state.load(monotonic(), pair=PairTransfers(source, target, found))
+
+
 def _where_offered(client: Client, call: Call[T]) -> T | None:
     """None from an older control plane, which has no such thing."""
     try:
@@ -150,7 +167,7 @@ def _where_offered(client: Client, call: Call[T]) -> T | None:
 
 def speak(url: str | None, noun: str, name: str) -> int:
     """Screens on request; in between, one line when what needs attention changes."""
-    keys = {str(i): s for i, s in zip((1, 2, 3, 4, 6, 7, 8), screens(), strict=False)}
+    keys = {str(i): s for i, s in zip((1, 2, 3, 4, 6, 7, 8, 0), screens(), strict=False)}
     said = ""
     with Client(url) as client:
         print_screen(client, noun, name)
@@ -171,7 +188,7 @@ def speak(url: str | None, noun: str, name: str) -> int:
 def print_screen(client: Client, noun: str, name: str) -> None:
     """One screen, or why it cannot be had."""
     try:
-        text = screen_text(read_context(client), noun, name, actor_name())
+        text = screen_text(read_context(client, noun, name), noun, name, actor_name())
     except KeyError:
         text = f'"{noun}" is not available: {", ".join(screens())}.'
     except ClientError as error:

@@ -17,17 +17,21 @@ from controlplane.cache.schemas import (
     CachePurge,
     CacheUnpin,
 )
+from controlplane.doctor.schemas import DoctorReport, DoctorRun
 from controlplane.jobs.schemas import Job
 from controlplane.nodes.pool_schemas import PoolGroup, PoolReport
+from workers.core.doctor_messages import DEFAULT_PROBE_BYTES
 
 PIN_SECONDS = 1800.0
 PIN_SHARE_LIMIT = 0.20
 HOTTEST = 10
+MAX_PROBED_PAIRS = 128
+"""Of one run of the doctor; the control plane's plan has the bound."""
 NAME_DIGITS = 12
 """Of a namespace, in the name that one types to agree to a purge."""
 
-Body = CachePin | CacheUnpin | CachePurge | CachePrefetch
-Kind = Literal["pin", "unpin", "purge", "prefetch", "cancel", "undo"]
+Body = CachePin | CacheUnpin | CachePurge | CachePrefetch | DoctorRun
+Kind = Literal["pin", "unpin", "purge", "prefetch", "cancel", "undo", "doctor"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +160,35 @@ def undo(job: Job) -> Act | None:
         return None
     lines = (Text(f"ok    {job.undo.how or 'another job takes it back'}"),)
     return Act("undo", f"UNDO job {job.id} {job.kind} {job.target}", "Undo", lines, job_id=job.id)
+
+
+def run_doctor(
+    report: DoctorReport | None, num_nodes: int, pair: tuple[str, str] | None = None
+) -> Act | str:
+    """Check all nodes and pairs, or one pair both ways. A sentence where it cannot begin now."""
+    if report is not None and report.state == "running":
+        return f"Run {report.number} is under way ({report.done} of {report.total} answers): it ends by itself."
+    if not num_nodes:
+        return "No node has joined: there is nothing to look at."
+    every = num_nodes * (num_nodes - 1)
+    num_pairs = 2 if pair else min(MAX_PROBED_PAIRS, every)
+    left_out = (
+        ""
+        if pair or every <= num_pairs
+        else f", {numbers.count(every - num_pairs)} pairs are left out"
+    )
+    asked = 2 if pair else num_nodes
+    lines = [
+        Text(f"ok    {_nodes(asked)} {'is' if asked == 1 else 'are'} asked for facts; {numbers.count(num_pairs)} pairs probe each other{left_out}"),
+        Text(f"ok    a probe moves up to {numbers.stored_bytes(DEFAULT_PROBE_BYTES)} by each transport, beside traffic and after it (class batch)"),
+        Text("ok    it uses slots that no key names; nothing that is cached is touched"),
+    ]  # fmt: skip
+    if report is not None and report.number:
+        lines.append(Text(f"ok    its report replaces that of run {report.number}"))
+    title = f"DOCTOR {pair[0]} -> {pair[1]} and back" if pair else "DOCTOR all nodes and pairs"
+    body = DoctorRun(pair=f"{pair[0]}:{pair[1]}") if pair else DoctorRun()
+    button = "Probe the pair" if pair else "Run the doctor"
+    return Act("doctor", title, button, tuple(lines), body=body)
 
 
 def why_no_undo(job: Job) -> str:

@@ -14,6 +14,7 @@ from workers.core.policies.params import Param
 from workers.core.policies.registry import POLICY_PARAMS
 
 NONE = "none"
+MAPPING = "name=number, name=number, or none"
 PARAMS_FIELD = "eviction_params"
 POLICY_FIELD = "eviction"
 
@@ -40,7 +41,7 @@ def show(value: object) -> str:
 def read(info: FieldInfo, text: str) -> object:
     """What the schema is given for a field; raises `SpecTextError`."""
     if is_mapping(info):
-        return read_mapping(text)
+        return read_mapping(text, allowed(info))
     if is_list(info):
         return [part.strip() for part in text.split(",") if part.strip()]
     if text.lower() == NONE and is_optional(info.annotation):
@@ -48,7 +49,7 @@ def read(info: FieldInfo, text: str) -> object:
     return text
 
 
-def read_mapping(text: str) -> dict[str, str]:
+def read_mapping(text: str, form: str = MAPPING) -> dict[str, str]:
     """`acme=4, batch=0.5`; a name may hold `=`, the last one counts."""
     if text.lower() in ("", NONE):
         return {}
@@ -56,7 +57,7 @@ def read_mapping(text: str) -> dict[str, str]:
     for part in text.split(","):
         name, equals, value = part.strip().rpartition("=")
         if not equals or not name.strip() or not value.strip():
-            raise SpecTextError("name=number, name=number, or none")
+            raise SpecTextError(form)
         found[name.strip()] = value.strip()
     return found
 
@@ -67,7 +68,8 @@ def allowed(info: FieldInfo) -> str:
     if options:
         return " | ".join(options)
     if is_mapping(info):
-        return "name=number, name=number, or none"
+        words = choices_of_values(info)
+        return f"name={'|'.join(words)}, name=..., or none" if words else MAPPING
     if is_list(info):
         return "name, name"
     if _bare_type(info.annotation) is str:
@@ -86,6 +88,12 @@ def choices(info: FieldInfo) -> tuple[str, ...]:
     if bare is bool:
         return ("true", "false")
     return tuple(map(str, get_args(bare))) if get_origin(bare) is Literal else ()
+
+
+def choices_of_values(info: FieldInfo) -> tuple[str, ...]:
+    """The words that a mapping's values may be; empty for numbers."""
+    value = _bare_type(get_args(_bare_type(info.annotation))[1])
+    return tuple(map(str, get_args(value))) if get_origin(value) is Literal else ()
 
 
 def params_of(policy: str) -> Mapping[str, Param]:

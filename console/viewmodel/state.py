@@ -17,6 +17,7 @@ from console.viewmodel.numbers import known
 from controlplane.audit.schemas import AuditRow
 from controlplane.cache.schemas import CachePinList
 from controlplane.decisions.schemas import Decision
+from controlplane.doctor.schemas import DoctorReport
 from controlplane.events.schemas import Event
 from controlplane.fleet.schemas import Worker
 from controlplane.gateways.schemas import Gateway
@@ -25,6 +26,7 @@ from controlplane.nodes.pool_schemas import PoolReport
 from controlplane.nodes.schemas import Node
 from controlplane.policies.schemas import PolicyRevision
 from controlplane.stats.schemas import Matrix, Overview, SeriesReply
+from controlplane.transfers.schemas import NodeTransferList
 
 _Key = TypeVar("_Key", str, int)
 _Value = TypeVar("_Value")
@@ -39,7 +41,7 @@ MAX_JOBS = 200
 
 Part = Literal[
     "reset", "overview", "history", "nodes", "workers", "gateways", "policies", "decisions", "audit",
-    "matrix", "pool", "jobs",
+    "matrix", "pool", "jobs", "doctor",
 ]  # fmt: skip
 PARTS: frozenset[Part] = frozenset(
     (
@@ -54,8 +56,18 @@ PARTS: frozenset[Part] = frozenset(
         "matrix",
         "pool",
         "jobs",
+        "doctor",
     )
 )
+
+
+@dataclass(frozen=True, slots=True)
+class PairTransfers:
+    """The report on the pair of nodes that a screen shows."""
+
+    source: str
+    target: str
+    found: NodeTransferList
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,12 +92,21 @@ class Snapshot:
     pool: PoolReport | None = None
     pins: CachePinList | None = None
     jobs: tuple[Job, ...] = ()  # by id, the oldest first
+    doctor: DoctorReport | None = None
+    pair: PairTransfers | None = None
+    alarms: NodeTransferList | None = None  # its alarms alone
 
     @property
     def emulated(self) -> bool:
         """Any number here may come from the emulated engine."""
         shown = self.overview is not None and self.overview.emulated
         return shown or any(worker.engine == "emulated" for worker in self.workers)
+
+    def transfers_of(self, source: str, target: str) -> NodeTransferList | None:
+        """The report on a pair, if it is the one that was read."""
+        pair = self.pair
+        wanted = pair is not None and (pair.source, pair.target) == (source, target)
+        return pair.found if pair is not None and wanted else None
 
     def server_now(self, now: float) -> float | None:
         """The control plane's clock at `now`."""
@@ -115,6 +136,9 @@ class ConsoleState:
         self._pool: PoolReport | None = None
         self._pins: CachePinList | None = None
         self._jobs: OrderedDict[int, Job] = OrderedDict()
+        self._doctor: DoctorReport | None = None
+        self._pair: PairTransfers | None = None
+        self._alarms: NodeTransferList | None = None
         self._received: float | None = None
         self._row_received: dict[str, float] = {}
         self._server_time: float | None = None
@@ -148,6 +172,9 @@ class ConsoleState:
         pool: PoolReport | None = None,
         pins: CachePinList | None = None,
         jobs: Iterable[Job] | None = None,
+        doctor: DoctorReport | None = None,
+        pair: PairTransfers | None = None,
+        alarms: NodeTransferList | None = None,
     ) -> None:
         """Take what REST says; a list given replaces the old one, None leaves it."""
         if overview is not None:
@@ -156,6 +183,8 @@ class ConsoleState:
             self._matrix = matrix
         if series is not None:
             self.history.load(series)
+        self._doctor, self._pair = doctor or self._doctor, pair or self._pair
+        self._alarms = alarms or self._alarms
         self._load_pool(pool, pins, jobs)
         self._load_cluster(now, nodes, workers, gateways)
         if policies is not None:
@@ -196,6 +225,11 @@ class ConsoleState:
         if gateways is not None:
             self._gateways = OrderedDict((gateway.id, gateway) for gateway in gateways)
 
+    @property
+    def doctor(self) -> DoctorReport | None:
+        """The report that was read last."""
+        return self._doctor
+
     def apply(self, event: Event, now: float) -> frozenset[Part]:
         """Take one event and say which parts changed. `reset` means: read everything again.
 
@@ -225,6 +259,9 @@ class ConsoleState:
             self._pool,
             self._pins,
             tuple(self._jobs[name] for name in sorted(self._jobs)),
+            self._doctor,
+            self._pair,
+            self._alarms,
         )
 
     def _take_overview(self, overview: Overview, now: float) -> None:

@@ -25,6 +25,9 @@ MAX_TICKS = 8
 SUM_ROW = "all"
 TICK_STEPS_SECONDS = (10, 30, 60, 120, 180, 300, 600, 900, 1800, 3600, 7200, 10800, 21600)
 TEXT_IN_CELLS_UP_TO = 16  # columns: beyond it a cell is too narrow for its number
+MAX_SIGNS = 1024
+FEW = 6
+"""Up to so many rows and columns a matrix is drawn smaller than the page is wide."""
 MARGIN_TOP, MARGIN_BOTTOM = 8, 40
 EVENT_WORDS = {
     "P": "policy changed",
@@ -74,7 +77,7 @@ def figure_of(
     layout = _layout(heatmap, palette)
     happened = _events(heatmap, events or {}, INK[palette]["muted"])
     layout["shapes"] += [line for line, _ in happened]
-    layout["annotations"] = [letter for _, letter in happened]
+    layout["annotations"] = [*(letter for _, letter in happened), *_signs(heatmap)]
     rows = tuple(_row_head(row) for row in heatmap.rows)
     key = hashlib.sha256(repr((traces[0], layout, rows)).encode()).hexdigest()[:16]
     return Figure(key, tuple(traces), layout, rows)
@@ -161,8 +164,22 @@ def _layout(heatmap: Heatmap, palette: Palette) -> Json:
     }  # fmt: skip
 
 
+def _signs(heatmap: Heatmap) -> list[Json]:
+    """`-` and `~` in a matrix: plotly.js writes no text where there is no value."""
+    if heatmap.axis != "matrix":
+        return []
+    return [
+        {"x": column, "y": place, "text": cell.glyph, "showarrow": False, "hovertext": cell.readout}
+        for place, row in enumerate(heatmap.rows)
+        for column, cell in enumerate(row.cells)
+        if cell.state in ("no_traffic", "stale")
+    ][:MAX_SIGNS]
+
+
 def _absent_shapes(heatmap: Heatmap, colour: str) -> list[Json]:
-    """Blank where a row did not exist yet: the hatch behind a gap would claim that it did."""
+    """Blank where a row did not exist yet, and where there is no traffic in a matrix: the hatch
+    behind a gap would claim that data is missing."""
+    blank = ("absent", "no_traffic") if heatmap.axis == "matrix" else ("absent",)
     edges = _edges(heatmap, 0, len(heatmap.columns))
     return [
         {
@@ -175,15 +192,15 @@ def _absent_shapes(heatmap: Heatmap, colour: str) -> list[Json]:
             "line": {"width": 0},
         }
         for place, row in enumerate(heatmap.rows)
-        for first, last in _absent_runs(row)
+        for first, last in _runs(row, blank)
     ]
 
 
-def _absent_runs(row: HeatRow) -> list[tuple[int, int]]:
+def _runs(row: HeatRow, states: Sequence[str]) -> list[tuple[int, int]]:
     """Half-open ranges of columns; what stands between two of them stays in sight."""
     runs: list[tuple[int, int]] = []
     for place, cell in enumerate(row.cells):
-        if cell.state != "absent":
+        if cell.state not in states:
             continue
         if runs and runs[-1][1] == place:
             runs[-1] = (runs[-1][0], place + 1)
@@ -232,6 +249,8 @@ def _axis(ink: dict[str, str]) -> Json:
 
 def _row_height(heatmap: Heatmap) -> int:
     """Square-like cells in a small matrix, thinner rows when there are many."""
+    if heatmap.axis == "matrix" and len(heatmap.rows) <= FEW:
+        return 56
     if heatmap.axis == "matrix" and len(heatmap.rows) <= TEXT_IN_CELLS_UP_TO:
         return 38
     return 26 if len(heatmap.rows) <= 20 else 11

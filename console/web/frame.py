@@ -30,6 +30,7 @@ NAV = (
     NavItem("requests", "Requests", "/requests", "6"),
     NavItem("policies", "Policies", "/policies", "7"),
     NavItem("jobs", "Jobs", "/jobs", "8"),
+    NavItem("doctor", "Doctor", "/doctor", "0"),
     NavItem("audit", "Audit", "/audit", ""),
 )
 

@@ -19,6 +19,7 @@ _ROOT_OF = {
     "job": "/jobs",
     "jobs": "/jobs",
     "audit": "/audit",
+    "doctor": "/doctor",
     "topology": "/topology",
     "nodes": "/topology",
     "workers": "/topology",
@@ -55,10 +56,10 @@ def page_of(console_path: str) -> str:
 
 
 def head_place(table: Table) -> int:
-    """Which column names its row: the first, but for a mark or a time before the name."""
+    """Which column names its row: the first, but for a mark, a state or a time before the name."""
     leading = table.columns[0].key
     named = table.columns[1].key if len(table.columns) > 1 else ""
-    return 1 if leading == "chosen" or (leading, named) == ("at", "request") else 0
+    return 1 if leading in ("chosen", "state") or (leading, named) == ("at", "request") else 0
 
 
 def cell_page(row: Row, column: Column, *, is_head: bool) -> str:

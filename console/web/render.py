@@ -15,10 +15,11 @@ from console.viewmodel.sparkline import sparkline
 from console.viewmodel.words import HELP
 
 from .assets import Assets
-from .charts import spark, strongest, verdict_of
+from .charts import FEW, spark, strongest, verdict_of
 from .frame import NAV, Frame
 from .links import cell_page, head_place, page_of, path
 from .pages.base import Page
+from .pages.pool import without
 from .viewer import WINDOWS_SECONDS, Viewer
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -45,6 +46,7 @@ class Renderer:
             cell_href=cell_href,
             cell_page=cell_page,
             column_keys=column_keys,
+            few=FEW,
             glyphs=GLYPHS,
             head_place=head_place,
             nav=NAV,
@@ -56,6 +58,7 @@ class Renderer:
             window_after=window_after,
             window_choices=WINDOWS_SECONDS,
             window_text=numbers.window,
+            without=without,
             words=HELP,
         )
 

@@ -7,13 +7,23 @@ from typing import Literal, Protocol, get_args
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.responses import RedirectResponse
 
-from console.web.pages import audit, cache, cluster, jobs, policies, pool, requests
+from console.web.pages import (
+    audit,
+    cache,
+    cluster,
+    doctor,
+    jobs,
+    policies,
+    pool,
+    requests,
+    transfers,
+)
 from console.web.website import Website
 
 FigureView = Literal["hit-rate", "evictions"]
 PoolView = Literal["tiers", "tenants", "what-if", "pins"]
-ActKind = Literal["pin", "unpin", "prefetch", "purge", "cancel", "undo"]
-FigureName = Literal["hit-rate", "evictions", "transfers"]
+ActKind = Literal["pin", "unpin", "prefetch", "purge", "cancel", "undo", "doctor"]
+FigureName = Literal["hit-rate", "evictions", "transfers", "node-transfers"]
 
 
 class Settings(Protocol):
@@ -54,8 +64,8 @@ def _add_pages(router: APIRouter, site: Website) -> None:
         return await site.page(request, lambda context: pool.pool_page(context, view))
 
     @router.get("/transfers")
-    async def transfers(request: Request) -> Response:
-        return await site.page(request, cache.transfers_page)
+    async def transfer_matrix(request: Request) -> Response:
+        return await site.page(request, transfers.transfers_page)
 
     @router.get("/requests")
     async def request_list(request: Request) -> Response:
@@ -75,6 +85,10 @@ def _add_lists(router: APIRouter, site: Website) -> None:
     async def job_list(request: Request) -> Response:
         return await site.page(request, jobs.jobs_page)
 
+    @router.get("/doctor")
+    async def last_run(request: Request) -> Response:
+        return await site.page(request, doctor.doctor_page)
+
     @router.get("/audit")
     async def audit_trail(request: Request) -> Response:
         return await site.page(request, audit.audit_page)
@@ -92,7 +106,7 @@ def _add_objects(router: APIRouter, site: Website) -> None:
     @router.get("/transfers/{source}/{destination}")
     async def pair(request: Request, source: str, destination: str) -> Response:
         return await site.page(
-            request, lambda context: cache.pair_page(context, source, destination)
+            request, lambda context: transfers.pair_page(context, source, destination)
         )
 
     @router.get("/requests/{request_id}")

@@ -26,6 +26,7 @@ class Viewer:
     as_table: bool = False
     value: str = ""
     compare: str = ""
+    view: str = ""
 
     def href(self, **changes: str | int | bool) -> str:
         """This page with parts of its query changed; what stands at its default is left out."""
@@ -34,6 +35,7 @@ class Viewer:
             "filter": self.filter,
             "as": "table" if self.as_table else "",
             "value": self.value,
+            "view": self.view,
             **changes,
         }
         kept = {
@@ -56,6 +58,7 @@ def viewer_of(request: Request) -> Viewer:
         as_table=query.get("as") == "table",
         value=query.get("value", "")[:20],
         compare=query.get("compare", "")[:20],
+        view=query.get("view", "")[:20],
     )
 
 

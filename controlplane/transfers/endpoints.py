@@ -35,4 +35,4 @@ async def nodes(
         Heard(live.stats, max(0.0, now - live.seen)) for live in plane.nodes.live() if live.stats
     ]
     found = report(heard, Wanted(source, destination, node, transport, priority), limit)
-    return found if links else found.model_copy(update={"links": []})
+    return found if links else found.model_copy(update={"links": [], "modes": []})

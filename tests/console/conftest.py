@@ -2,39 +2,42 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 import pytest
+from fake_source import FakeSource
+from path_objects import (
+    make_check,
+    make_doctor,
+    make_link,
+    make_node_pair,
+    make_report,
+    make_slow,
+    make_transfers,
+)
 from pool_objects import make_group, make_job, make_pool, make_pool_node, make_tier
 
-from controlplane.audit.schemas import AuditList, AuditRow
-from controlplane.cache.schemas import CacheJob, CachePinList, CachePinned
-from controlplane.calls import Call
-from controlplane.client_http import ClientError, StreamState, UnreachableError
+from controlplane.audit.schemas import AuditRow
+from controlplane.cache.schemas import CachePinList, CachePinned
+from controlplane.client_http import ClientError
 from controlplane.decisions.schemas import (
     Decision,
-    DecisionList,
     DecodeCandidate,
     Leg,
     Phase,
     PrefillCandidate,
 )
-from controlplane.events.schemas import Event
+from controlplane.doctor.schemas import DoctorReport
 from controlplane.fleet.schemas import Worker
 from controlplane.gateways.schemas import Gateway
-from controlplane.jobs.schemas import Job, JobList
+from controlplane.jobs.schemas import Job
 from controlplane.nodes.pool_schemas import PoolReport
 from controlplane.nodes.schemas import Node
 from controlplane.policies.schemas import (
     CacheSpec,
-    PolicyList,
-    PolicyPut,
-    PolicyPutReply,
     PolicyRevision,
     SchedulingSpec,
     SloSpec,
@@ -50,6 +53,7 @@ from controlplane.stats.schemas import (
     Series,
     SeriesReply,
 )
+from controlplane.transfers.schemas import NodeTransferList
 
 NOW = 1_796_130_450.0  # 2026-12-01 14:07:30 UTC, on a bucket's edge
 AT = datetime.fromtimestamp(NOW, UTC)
@@ -222,6 +226,17 @@ class World:
     pool: PoolReport | None = None
     pins: CachePinList = field(default_factory=lambda: CachePinList(items=[]))
     jobs: list[Job] = field(default_factory=list)
+    doctor: DoctorReport = field(default_factory=DoctorReport)
+    transfers: NodeTransferList = field(
+        default_factory=lambda: NodeTransferList(rows=[], total=0, links=[], alarms=[])
+    )
+    node_pair = staticmethod(make_node_pair)
+    report = staticmethod(make_report)
+    pair_transfers = staticmethod(make_transfers)
+    slow = staticmethod(make_slow)
+    link = staticmethod(make_link)
+    check = staticmethod(make_check)
+    doctor_of = staticmethod(make_doctor)
     pool_of = staticmethod(make_pool)
     pool_node = staticmethod(make_pool_node)
     tier = staticmethod(make_tier)
@@ -249,6 +264,12 @@ class World:
             if (p + d) % 4
         ]
         pairs.append(make_pair("p3", "d5", 2.84))
+        pairs += [
+            make_node_pair(f"node-{p:02d}", f"node-{d:02d}", 2.61 if d == 9 else 0.03 * d)
+            for p in range(1, 5)
+            for d in range(5, 13)
+            if (p + d) % 4
+        ]
         slo = SloSpec(mode="enforce", max_ttft_ms=2000, max_tbt_ms=50).model_dump(mode="json")
         return cls(
             nodes=nodes,
@@ -263,6 +284,8 @@ class World:
                 make_policy("scheduling", 9, SchedulingSpec().model_dump(mode="json")),
                 make_policy("cache", 17, CacheSpec().model_dump(mode="json") | {"eviction": "decay"}, author="ben"),
             ],
+            doctor=make_doctor(AT, tuple(node.id for node in nodes), ("node-02", "node-09")),
+            transfers=make_report("node-02", "node-09"),
             pool=make_pool(),
             pins=CachePinList(items=[
                 CachePinned(name="system-prompt", node=f"node-{i:02d}", blocks=48, bytes=48 * 32 * 2**20, share=0.009, chains=2, expires_at=AT + timedelta(minutes=20))
@@ -298,145 +321,6 @@ class World:
             values: list[float | None] = [low + (high - low) * i / 90 for i in range(91)]
             found.append(Series(metric=metric, source="cluster", values=values))
         return SeriesReply(start=start * 10, step_seconds=10, series=found)
-
-
-class FakeSource:
-    """Answers from a `World`; `emit` streams events, `down` refuses everything."""
-
-    url = "http://127.0.0.1:7700"
-
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self.queue: asyncio.Queue[Event | None] = asyncio.Queue()
-        self.down = False
-        self.refuse: ClientError | None = None
-        self.puts: list[tuple[str, str, PolicyPut, int | None]] = []
-        self.num_events = 0
-        self.sent: list[Call[Any]] = []
-
-    def emit(self, kind: str, data: dict[str, object]) -> None:
-        self.num_events += 1
-        self.queue.put_nowait(Event(id=f"b-{self.num_events}", type=kind, data=data))  # type: ignore[arg-type]  # tests name them
-
-    def tick(self, at: float = NOW, **changes: object) -> None:
-        overview = self.world.overview.model_copy(update={"at": at, **changes})
-        self.emit("tick", {"at": at, "overview": overview.model_dump(mode="json"), "points": {}})
-
-    def _check(self) -> None:
-        if self.down:
-            raise UnreachableError(self.url, ConnectionRefusedError("connection refused"))
-
-    async def events(
-        self,
-        last_event_id: str | None = None,
-        on_state: Callable[[StreamState], None] | None = None,
-    ) -> AsyncIterator[Event]:
-        tell = on_state or (lambda state: None)
-        while True:
-            if self.down:
-                tell(
-                    StreamState(connected=False, error="connection refused", retry_in_seconds=0.05)
-                )
-                await asyncio.sleep(0.05)
-                continue
-            tell(StreamState(connected=True))
-            while (event := await self.queue.get()) is not None:
-                yield event
-
-    async def send(self, call: Call[Any]) -> Any:
-        """The calls of the cache and jobs screens, by path."""
-        self._check()
-        if call.method == "GET":
-            return {
-                "/api/v1/cache/pool": self.world.pool or make_pool(0, groups=[], namespaces=[], curve=[], measured_hit_rate=None, claims_checked=None),
-                "/api/v1/cache/pins": self.world.pins,
-                "/api/v1/jobs": JobList(items=self.world.jobs),
-            }[call.path]  # fmt: skip
-        if self.refuse is not None:
-            raise self.refuse
-        self.sent.append(call)
-        if call.path.startswith("/api/v1/cache/"):
-            kind = call.path.rpartition("/")[2]
-            return CacheJob(
-                job=make_job(
-                    200 + len(self.sent), kind=kind, state="queued", target="acme", progress={}
-                )
-            )
-        state = {"cancelling": True} if call.method == "DELETE" else {"state": "queued"}
-        return make_job(118, **state)
-
-    async def overview(self, window: float = 900) -> Overview:
-        self._check()
-        return self.world.overview
-
-    async def nodes(self) -> list[Node]:
-        self._check()
-        return self.world.nodes
-
-    async def workers(self) -> list[Worker]:
-        self._check()
-        return self.world.workers
-
-    async def gateways(self) -> list[Gateway]:
-        self._check()
-        return self.world.gateways
-
-    async def policies(self) -> list[PolicyRevision]:
-        self._check()
-        return self.world.policies
-
-    async def policy(self, kind: str, scope: str) -> PolicyRevision:
-        self._check()
-        return next(p for p in self.world.policies if (p.kind, p.scope) == (kind, scope))
-
-    async def policy_revisions(
-        self, kind: str, scope: str, limit: int | None = None, cursor: str | None = None
-    ) -> PolicyList:
-        self._check()
-        return PolicyList(
-            items=[p for p in self.world.policies if (p.kind, p.scope) == (kind, scope)]
-        )
-
-    async def put_policy(
-        self, kind: str, scope: str, body: PolicyPut, if_match: int | None = None
-    ) -> PolicyPutReply:
-        self._check()
-        if self.refuse is not None:
-            raise self.refuse
-        self.puts.append((kind, scope, body, if_match))
-        old = await self.policy(kind, scope)
-        new = old.model_copy(
-            update={"revision": old.revision + 1, "spec": body.spec, "reason": body.reason}
-        )
-        self.world.policies = [new if p is old else p for p in self.world.policies]
-        return PolicyPutReply(active=new, acknowledged_gateways=["gw-1"])
-
-    async def decisions(self, *, limit: int | None = None) -> DecisionList:
-        self._check()
-        return DecisionList(items=list(reversed(self.world.decisions)))
-
-    async def decision(self, request_id: str) -> Decision:
-        self._check()
-        return next(d for d in self.world.decisions if d.request_id == request_id)
-
-    async def audit(self, *, limit: int | None = None) -> AuditList:
-        self._check()
-        return AuditList(items=list(reversed(self.world.audit)))
-
-    async def matrix(self, window: float = 300) -> Matrix:
-        self._check()
-        return self.world.matrix
-
-    async def series(
-        self,
-        metric: str,
-        source: str = "cluster",
-        window: float = 900,
-        step: float = 10,
-        end: float | None = None,
-    ) -> SeriesReply:
-        self._check()
-        return self.world.series(self.world.overview.at)
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Before an operator's action on the cache or on a job."""
+"""Before an operator's action on the cache or on a job, and before the doctor runs."""
 
 from __future__ import annotations
 
@@ -48,10 +48,11 @@ class ActPage(PanelPage):
 
     def path(self) -> list[str]:
         """`Cache > purge`."""
-        return [
-            "Jobs" if self.act and self.act.job_id else "Cache",
-            self.act.kind if self.act else "",
-        ]
+        if self.act is None:
+            return ["Cache"]
+        if self.act.kind == "doctor":
+            return ["Doctor", "run"]
+        return ["Jobs" if self.act.job_id else "Cache", self.act.kind]
 
     def ask(self, act: Act, now: float) -> None:
         """Start over with an act."""

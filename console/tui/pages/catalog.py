@@ -10,9 +10,11 @@ from console.tui.pages.base import Page
 from console.tui.pages.cache import CachePage
 from console.tui.pages.confirm import ConfirmPage
 from console.tui.pages.detail import DetailPage
+from console.tui.pages.doctor import DoctorPage
 from console.tui.pages.help import HelpPage
 from console.tui.pages.jobs import JobsPage
 from console.tui.pages.overview import OverviewPage
+from console.tui.pages.pair import PairPage
 from console.tui.pages.policies import DraftPage, PoliciesPage, PolicyPage
 from console.tui.pages.requests import RequestsPage
 from console.tui.pages.topology import TopologyPage
@@ -31,12 +33,13 @@ PAGES: dict[str, Callable[[], Page]] = {
     "jobs": JobsPage,
     "act": ActPage,
     "audit": AuditPage,
+    "doctor": DoctorPage,
     "help": HelpPage,
     "request": lambda: DetailPage("request"),
     "node": lambda: DetailPage("node"),
     "worker": lambda: DetailPage("worker"),
     "gateway": lambda: DetailPage("gateway"),
-    "pair": lambda: DetailPage("pair"),
+    "pair": PairPage,
     "job": lambda: DetailPage("job"),
     "audit_row": lambda: DetailPage("audit_row"),
 }

@@ -57,12 +57,8 @@ class DetailPage(Page):
         return [self.title, name.replace("/", " -> ") if self.noun == "pair" else name]
 
     def opens(self) -> tuple[str, Location | None]:
-        """From a pair one goes on to its requests."""
-        if self.noun != "pair":
-            return "", None
-        source, _, target = self.name_shown.partition("/")
-        place = Location("requests", filter=f"prefill={source} decode={target}")
-        return "requests of the pair", place
+        """Nothing further."""
+        return "", None
 
     def right(self) -> str:
         """How far one has read."""

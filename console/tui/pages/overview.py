@@ -120,8 +120,15 @@ def _last_requests(context: Context, width: int, room: int) -> list[Line]:
 
 def matrix_of(context: Context, previous: Heatmap | None = None) -> Heatmap:
     """The transfer matrix of an instant."""
+    snapshot = context.snapshot
+    view = transfers.first_view(snapshot.nodes)
+    own = previous is not None and previous.name.startswith("node_") == (view == "nodes")
     return transfers.transfers(
-        context.snapshot.matrix, workers=context.snapshot.workers, previous=previous
+        snapshot.matrix,
+        view=view,
+        workers=snapshot.workers,
+        nodes=snapshot.nodes,
+        previous=previous if own else None,
     )
 
 
@@ -194,5 +201,5 @@ def _worst_lines(context: Context) -> list[Line]:
     lines.append(line(f" {'local hit rate':<22}", text))
     worst = matrix.worst(1)
     text = worst[0][2].readout if worst else "no KV has travelled"
-    lines.append(line(f" {'transfer P95':<22}", text))
+    lines.append(line(f" {matrix.title.partition(',')[0]:<22}", text))
     return lines

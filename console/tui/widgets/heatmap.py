@@ -104,10 +104,13 @@ class HeatmapView(Widget, can_focus=False):
         if heatmap is None or not heatmap.rows or not heatmap.columns:
             return None
         newest = len(heatmap.columns) - 1 if heatmap.axis == "time" else 0
-        if self._keys is None:
-            return Cursor(0, newest)
         rows = [row.key for row in heatmap.rows]
         columns = [column.key for column in heatmap.columns]
+        gone = self._keys is None or (self._keys[0] not in rows and self._keys[1] not in columns)
+        if gone and heatmap.axis == "matrix":
+            self._keys = _strongest(heatmap)  # and stays there, whatever becomes stronger
+        if self._keys is None:
+            return Cursor(0, newest)
         old = self._cursor or Cursor(0, newest)
         return Cursor(
             rows.index(self._keys[0]) if self._keys[0] in rows else min(old.row, len(rows) - 1),
@@ -163,6 +166,12 @@ class HeatmapView(Widget, can_focus=False):
         row = event.y - (1 if self.heatmap.axis == "matrix" else 0)
         if 0 <= row < len(self.heatmap.rows):
             self.move(row - self._cursor.row, 0)
+
+
+def _strongest(heatmap: Heatmap) -> tuple[str, str] | None:
+    """Keys of the cell to look at first."""
+    found = heatmap.worst(1)
+    return (found[0][0].key, found[0][1].key) if found else None
 
 
 def head_lines(heatmap: Heatmap, caps: Caps, width: int) -> list[Line]:

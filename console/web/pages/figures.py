@@ -1,4 +1,4 @@
-"""The three heatmaps, for pages, for plotly.js and as CSV."""
+"""The heatmaps, for pages, for plotly.js and as CSV."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from console.viewmodel import cache, marks, transfers
 from console.viewmodel.cache import TimeAxis
 from console.viewmodel.heatmap import Cell, HeatColumn, Heatmap, HeatRow
 from console.viewmodel.history import bucket_for
-from console.viewmodel.transfers import TransferValue
+from console.viewmodel.transfers import TransferValue, View
 from console.web.viewer import Viewer
 from controlplane.stats.schemas import SeriesReply
 
@@ -28,6 +28,9 @@ EVICTION_METRICS = ",".join(metric for metric, _ in cache.EVICTION_REASONS)
 CSV_NAMES: dict[str, tuple[str, str, str]] = {
     "hit_rate": ("hit_ratio", "hit_tokens", "prompt_tokens"),
     "evictions": ("evicted_blocks_per_second", "evicted_blocks", "seconds"),
+    "node_transfers_p99": ("p99_seconds", "moved_bytes", "transfers"),
+    "node_transfers_bytes": ("moved_bytes_per_second", "moved_bytes", "transfers"),
+    "node_transfers_failures": ("missing_pieces_per_minute", "moved_bytes", "transfers"),
     "transfers_p95": ("p95_seconds", "moved_bytes", "transfers"),
     "transfers_bytes": ("moved_bytes_per_second", "moved_bytes", "transfers"),
     "transfers_failures": ("failures_per_minute", "moved_bytes", "transfers"),
@@ -38,7 +41,8 @@ CSV_NAMES: dict[str, tuple[str, str, str]] = {
 async def load(context: Context, name: str, part: str = "") -> Heatmap:
     """The figure `name`; `part` is a node of hit-rate. Read anew at most once a second."""
     viewer = context.viewer
-    part = transfer_value(viewer) if name == "transfers" else part
+    view = VIEW_OF.get(name)
+    part = transfer_value(viewer, view) if view else part
     key = f"{name} {part} {viewer.window} {viewer.tz}"
     drawn = context.memory.fresh(key, context.now)
     if drawn is None:
@@ -62,17 +66,39 @@ async def _evictions(context: Context, part: str, previous: Heatmap | None) -> H
     return cache.evictions(series, _axis(context), previous=previous)
 
 
-async def _transfers(context: Context, part: str, previous: Heatmap | None) -> Heatmap:
-    """Source x destination."""
+async def _worker_transfers(context: Context, part: str, previous: Heatmap | None) -> Heatmap:
+    """Source x destination, of workers."""
+    return await _transfers(context, "workers", previous)
+
+
+async def _node_transfers(context: Context, part: str, previous: Heatmap | None) -> Heatmap:
+    """Source x destination, of nodes."""
+    return await _transfers(context, "nodes", previous)
+
+
+async def _transfers(context: Context, view: View, previous: Heatmap | None) -> Heatmap:
     matrix = await context.client.matrix(MATRIX_WINDOW_SECONDS)
-    value = transfer_value(context.viewer)
-    workers = context.snapshot.workers
-    return transfers.transfers(matrix, workers=workers, value=value, previous=previous)
+    snapshot = context.snapshot
+    return transfers.transfers(
+        matrix,
+        view=view,
+        workers=snapshot.workers,
+        nodes=snapshot.nodes,
+        value=transfer_value(context.viewer, view),
+        previous=previous,
+    )
 
 
-def transfer_value(viewer: Viewer) -> TransferValue:
-    """What the matrix shows; anything unknown is P95."""
-    return next((value for value in transfers.VALUES if value == viewer.value), "p95")
+def transfer_view(context: Context) -> View:
+    """`?view=`; without one, nodes where there are several."""
+    chosen = next((view for view in transfers.VIEWS if view == context.viewer.view), None)
+    return chosen or transfers.first_view(context.snapshot.nodes)
+
+
+def transfer_value(viewer: Viewer, view: View) -> TransferValue:
+    """What the matrix shows; anything unknown is its first value."""
+    values = transfers.VALUES_OF[view]
+    return next((value for value in values if value == viewer.value), values[0])
 
 
 async def events(context: Context, heatmap: Heatmap) -> dict[str, str]:
@@ -87,8 +113,11 @@ Load = Callable[[Context, str, Heatmap | None], Awaitable[Heatmap]]
 FIGURES: dict[str, Load] = {
     "hit-rate": _hit_rate,
     "evictions": _evictions,
-    "transfers": _transfers,
+    "transfers": _worker_transfers,
+    "node-transfers": _node_transfers,
 }
+TRANSFER_FIGURES: dict[View, str] = {"nodes": "node-transfers", "workers": "transfers"}
+VIEW_OF: dict[str, View] = {name: view for view, name in TRANSFER_FIGURES.items()}
 
 
 def source_of(name: str, viewer: Viewer, **more: str) -> str:

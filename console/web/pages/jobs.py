@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from console import calls
 from console.viewmodel import acts, jobs
 from console.viewmodel.acts import Act
+from controlplane.calls import Call
 from controlplane.client_http import ClientError
+from controlplane.doctor import calls as doctor_calls
+from controlplane.doctor.schemas import DoctorRun
 from controlplane.jobs.schemas import Job
 from controlplane.schema_base import Problem
 
 from .base import Context, Page, filtered
 from .pool import MAX_JOBS, read_pool
+from .transfers import probe_of
 
 
 async def jobs_page(context: Context) -> Page:
@@ -47,7 +53,7 @@ async def act_of(context: Context, kind: str, target: str) -> dict[str, object]:
     found = await _act(context, kind, target)
     if isinstance(found, str):
         raise _refused(found, kind, target)
-    call = calls.job_act(found, "") if found.job_id is not None else calls.cache_act(found)
+    call = _call_of(found)
     return {
         "title": found.title,
         "button": found.button,
@@ -59,7 +65,15 @@ async def act_of(context: Context, kind: str, target: str) -> dict[str, object]:
     }
 
 
+def _call_of(act: Act) -> Call[Any]:
+    if isinstance(act.body, DoctorRun):
+        return doctor_calls.run(act.body)
+    return calls.job_act(act, "") if act.job_id is not None else calls.cache_act(act)
+
+
 async def _act(context: Context, kind: str, target: str) -> Act | str:
+    if kind == "doctor":
+        return await probe_of(context, target)
     if kind == "cancel":
         job = await _job(context, target)
         return acts.cancel(job) or f"Job {job.id} is {job.state}: there is nothing to cancel."

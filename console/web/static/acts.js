@@ -1,5 +1,5 @@
 /**
- * Acts on the cache and on jobs: the server says what one would do, the operator agrees (and types
+ * Acts on the cache, on jobs and of the doctor: the server says what one would do, the operator agrees (and types
  * the name of what cannot be undone), then one request. The token is the policy form's: it lives in
  * this tab's session storage and goes nowhere but into the Authorization header.
  */
@@ -128,15 +128,16 @@ async function send() {
     if (reply.ok) done(body.job ?? body);
     else refused(reply.status, body);
   } catch {
-    say("No answer from the control plane: look at Jobs before trying again.", "bad");
+    say("No answer from the control plane: look at Jobs, or Doctor, before trying again.", "bad");
   } finally {
     busy = false;
   }
 }
 
-/** @param {{ id?: number, kind?: string, state?: string }} job */
+/** @param {{ id?: number, kind?: string, state?: string, number?: number, total?: number }} job */
 function done(job) {
-  say(`Job ${job.id} ${job.kind} is ${job.state}.`, "good");
+  const run = `Run ${job.number} of the doctor has begun: ${job.total} answers are awaited.`;
+  say(job.number === undefined ? `Job ${job.id} ${job.kind} is ${job.state}.` : run, "good");
   act = null;
   part("#act-yes").textContent = "Close";
   part('[data-part="token"]').hidden = true;

@@ -144,10 +144,12 @@ async def test_views_walk_round(world: Any, open_console: Any) -> None:
 
 async def test_cells_are_walked_and_read_out(world: Any, open_console: Any) -> None:
     async with open_console(world, start="transfers") as console:
+        await console.until("Transfers > nodes")
+        await console.press("right_square_bracket")
+        await console.until("Transfers > workers", "p3 -> d5  P50 2.56 s  P95 2.84 s  27 transfers")
+        await console.press("k", "k", "h", "h", "h", "h")
         await console.until("p1 -> d1  P50 36 ms")
-        await console.press("j", "j", "l", "l", "l", "l")
-        await console.until("p3 -> d5  P50 2.56 s  P95 2.84 s  27 transfers")
-        await console.press("v")
+        await console.press("j", "j", "l", "l", "l", "l", "v")
         await console.until("bytes moved per second")
         await console.press("v", "v", "s")
         await console.until("ROW", "WHAT")

@@ -16,7 +16,7 @@ from console.tui.localtime import LocalZone
 from console.tui.plain import screen_text, screens
 from console.viewmodel.freshness import freshness
 from console.viewmodel.history import History
-from console.viewmodel.state import ConsoleState
+from console.viewmodel.state import ConsoleState, PairTransfers
 from workers.core.errors import ConfigError
 
 
@@ -25,6 +25,7 @@ def context_of(world: Any, history: History | None = None) -> Context:
     state.load(
         0.0, overview=world.overview, nodes=world.nodes, workers=world.workers,
         policies=world.policies, decisions=world.decisions, audit=world.audit,
+        doctor=world.doctor, pair=PairTransfers("node-02", "node-09", world.transfers), alarms=world.transfers,
         matrix=world.matrix, series=world.series(world.now), pool=world.pool, jobs=world.jobs,
     )  # fmt: skip
     fresh = freshness(now=0.0, received=0.0)
@@ -70,6 +71,26 @@ def test_a_pair_with_what_it_handed_over(world: Any) -> None:
     gone = screen_text(context_of(world), "pair", "p3/gone")
     assert "No KV has travelled between these two." in gone
     assert "No request among the last ones went this way." in gone
+
+
+def test_transfers_of_nodes_and_of_workers_with_what_carries_nothing(world: Any) -> None:
+    text = screen_text(context_of(world), "transfers")
+    assert "ALARM node-09: no transfers with node-02 by rdma" in text
+    assert text.index("NODES, transfer P99") < text.index("WORKERS, transfer P95")
+
+
+def test_a_pair_of_nodes_in_full(world: Any) -> None:
+    text = screen_text(context_of(world), "pair", "node-02/node-09")
+    for words in (
+        "2 timeout, 1 corrupt", "WHERE THE TIME WENT", "set by hand", "open!", "DOCTOR  FAIL",
+    ):  # fmt: skip
+        assert words in text
+
+
+def test_the_doctor_as_text_says_what_to_do_first(world: Any) -> None:
+    text = screen_text(context_of(world), "doctor")
+    assert "1 fail   2 warn" in text
+    assert text.index("Compare `ip link`") < text.index("NODES") < text.index("PAIRS")
 
 
 def test_an_unknown_screen_names_those_there_are() -> None:

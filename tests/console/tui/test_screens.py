@@ -14,7 +14,7 @@ GOLDEN = Path(__file__).parent / "golden"
 SIZES = ((80, 24), (120, 40), (200, 60))
 SCREENS = (
     "overview", "topology", "cache", "cache/evictions", "cache/tiers", "cache/tenants",
-    "cache/what_if", "cache/pins", "transfers", "requests", "policies", "jobs", "audit",
+    "cache/what_if", "cache/pins", "transfers", "pair/node-02/node-09", "doctor", "requests", "policies", "jobs", "audit",
 )  # fmt: skip
 
 
@@ -33,6 +33,10 @@ async def test_golden(
             await console.until("policy decay")
         if screen == "cache/pins":
             await console.until("system-prompt")
+        if screen == "transfers":
+            await console.until("ALARM")
+        if screen in ("pair/node-02/node-09", "doctor"):
+            await console.until("Run 3 by ana" if screen == "doctor" else "since its agent started")
         shown = await console.until("hit 58.1 %") + "\n"
     path = GOLDEN / f"{screen.replace('/', '_')}-{size[0]}x{size[1]}.txt"
     if not path.exists():

@@ -195,9 +195,9 @@ def test_three_sizes_a_policy_and_a_rejection(plane: Plane, terminal: Terminal) 
     terminal.until("prefill p1", "decode  d1", "1 / 16")
     terminal.send("7")
     terminal.until("slo/default")
-    terminal.send(
-        "G", "E", "Enter", "C-u", "enforce", "Enter", "Down", "Enter", "C-u", "1", "Enter"
-    )
+    terminal.send("/", "kind=slo", "Enter")
+    terminal.until("1 of ")
+    terminal.send("E", "Enter", "C-u", "enforce", "Enter", "Down", "Enter", "C-u", "1", "Enter")
     terminal.until("max_ttft_ms    10000  ->  1", "observe  ->  enforce")
     terminal.send("S")
     terminal.until("PUT slo/default, on top of r1", "[ Cancel ]")
@@ -249,7 +249,7 @@ def test_e20_a_terminal_that_is_gone_takes_the_console_along(plane: Plane, tmp_p
 
 def test_e25_no_width_and_no_terminal(terminal: Terminal) -> None:
     terminal.send(
-        f"{CONSOLE} --screen policies | head -8; TERM=dumb {CONSOLE} --screen audit; echo code $?",
+        f"{CONSOLE} --screen policies | head -30; TERM=dumb {CONSOLE} --screen audit; echo code $?",
         "Enter",
     )
     terminal.until("POLICIES", "slo/default", "AUDIT", "code 0")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from console.viewmodel.transfers import pair_table, transfers
+from console.viewmodel.transfers import first_view, is_node_pair, pair_table, transfers
 from controlplane.stats.schemas import Matrix
 
 
@@ -75,3 +75,66 @@ def test_pairs_as_rows_slowest_first(world: Any) -> None:
     table = pair_table(world.matrix)
     assert table.rows[0].key == "p3>d5"
     assert table.rows[0].cells[5].text == "2.84 s!"
+
+
+class TestNodes:
+    def test_nodes_and_workers_are_two_matrices(self, world: Any) -> None:
+        pairs = [world.pair("p1", "d1", 0.1), world.node_pair("n1", "n2", 0.2)]
+        matrix = Matrix(window_seconds=300, pairs=pairs)
+        nodes = [world.node(1, id="n1"), world.node(2, id="n2")]
+        found = transfers(matrix, view="nodes", nodes=nodes, workers=world.workers)
+        assert [row.key for row in found.rows] == ["n1", "n2"]
+        assert found.name == "node_transfers_p99"
+        workers = transfers(matrix, view="workers", nodes=nodes)
+        assert [(r.key, c.key) for r, c in zip(workers.rows, workers.columns, strict=True)] == [("p1", "d1")]  # fmt: skip
+
+    def test_a_node_reads_its_own_blocks_in_place(self, world: Any) -> None:
+        matrix = Matrix(window_seconds=300, pairs=[world.node_pair("n1", "n2", 0.2)])
+        found = transfers(matrix, view="nodes")
+        own, there = found.rows[0].cells
+        assert (own.state, there.state, found.rows[1].cells[0].state) == ("absent", "ok", "no_traffic")  # fmt: skip
+        assert "read in place" in own.readout
+        assert "P99 200 ms" in there.readout
+
+    def test_bytes_add_up_and_latencies_do_not(self, world: Any) -> None:
+        pairs = [world.node_pair("n1", name, 0.2, bytes=3_000_000_000) for name in ("n2", "n3")]
+        matrix = Matrix(window_seconds=300, pairs=pairs)
+        assert transfers(matrix, view="nodes", value="bytes").rows[0].summary == "20 MB/s"
+        assert transfers(matrix, view="nodes", value="p99").rows[0].summary == "200 ms"
+
+    def test_a_value_of_the_other_matrix_falls_back(self, world: Any) -> None:
+        assert transfers(None, view="nodes", value="p95").name == "node_transfers_p99"
+        assert transfers(None, view="workers", value="p99").name == "transfers_p95"
+
+    def test_e05_a_node_that_is_gone_says_so(self, world: Any) -> None:
+        nodes = [world.node(1, id="n1"), world.node(2, id="n2", state="lost")]
+        found = transfers(None, view="nodes", nodes=nodes)
+        assert [row.label for row in found.rows] == ["n1", "n2 lost"]
+
+    def test_of_many_nodes_those_that_moved_most(self, world: Any) -> None:
+        nodes = [world.node(number, id=f"n{number:03}") for number in range(100)]
+        matrix = Matrix(window_seconds=300, pairs=[world.node_pair("n098", "n099", 0.1)])
+        found = transfers(matrix, view="nodes", nodes=nodes)
+        assert (len(found.rows), len(found.columns)) == (64, 64)
+        assert {"n098", "n099"} <= {row.key for row in found.rows}
+        assert "64 of 100 nodes" in found.title
+
+    def test_one_node_and_no_traffic_are_told_apart(self, world: Any) -> None:
+        one = [world.node(1)]
+        assert transfers(None, view="nodes", nodes=one).empty.startswith("One node has joined")
+        two = [*one, world.node(2)]
+        assert transfers(None, view="nodes", nodes=two).empty.startswith("No KV has travelled")
+        assert (first_view(one), first_view(two)) == ("workers", "nodes")
+
+    def test_which_kind_of_pair_a_name_is(self, world: Any) -> None:
+        nodes = [world.node(1, id="n1"), world.node(2, id="n2")]
+        matrix = Matrix(window_seconds=300, pairs=[world.pair("n1", "d1", 0.1)])
+        assert is_node_pair("n1", "n2", matrix, nodes)
+        assert not is_node_pair("n1", "d1", matrix, nodes)
+        assert not is_node_pair("p1", "d1", None, nodes)
+
+    def test_pairs_of_nodes_open_their_page(self, world: Any) -> None:
+        matrix = Matrix(window_seconds=300, pairs=[world.node_pair("n1", "n2", 2.61, failures=2)])
+        (row,) = pair_table(matrix, "nodes").rows
+        assert row.opens == "transfers/n1/n2"
+        assert [text.text for text in row.cells[5:]] == ["2.61 s!", "384 MB/s", "2"]

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-import itertools
-import json
 import random
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from fnmatch import fnmatch
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,19 +13,22 @@ import httpx2
 import pytest
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
+from path_objects import make_doctor, make_node_pair, make_report
+from path_routes import add_paths
 from pool_routes import add_pool
+from recorded_replies import page_of, series_of, ticks
 
 from console.web.routes import mount
 from controlplane.audit.schemas import AuditList, AuditRow
 from controlplane.cache.schemas import CachePinned
 from controlplane.decisions.schemas import (
     Decision,
-    DecisionList,
     DecodeCandidate,
     Leg,
     Phase,
     PrefillCandidate,
 )
+from controlplane.doctor.schemas import DoctorReport
 from controlplane.fleet.schemas import Worker, WorkerList
 from controlplane.gateways.schemas import Gateway, GatewayList
 from controlplane.jobs.schemas import Job
@@ -44,9 +43,8 @@ from controlplane.stats.schemas import (
     Overview,
     Pair,
     RoleSummary,
-    Series,
-    SeriesReply,
 )
+from controlplane.transfers.schemas import NodeTransferList
 
 AT = 1_790_000_000.0  # 2026-09-21 14:13:20 UTC
 MOMENT = datetime.fromtimestamp(AT, UTC)
@@ -69,6 +67,8 @@ class Recorded:
     pins: list[CachePinned] = field(default_factory=list)
     unreachable: dict[str, str] = field(default_factory=dict)
     jobs: list[Job] = field(default_factory=list)
+    doctor: DoctorReport = field(default_factory=DoctorReport)
+    transfers: NodeTransferList | None = None
     at: float = AT
     hits: list[str] = field(default_factory=list)
 
@@ -109,12 +109,12 @@ def api(recorded: Recorded) -> FastAPI:
     @app.get("/api/v1/decisions")
     async def decisions(limit: int = 50, cursor: str = "", worker: str = "") -> Response:
         rows = [d for d in recorded.decisions if worker in ("", d.prefill_worker, d.decode_worker)]
-        return _reply(_page(rows, limit, cursor))
+        return _reply(page_of(rows, limit, cursor))
 
     @app.get("/api/v1/rejections")
     async def rejections(limit: int = 50, cursor: str = "") -> Response:
         rows = [d for d in recorded.decisions if d.status == "rejected"]
-        return _reply(_page(rows, limit, cursor))
+        return _reply(page_of(rows, limit, cursor))
 
     @app.get("/api/v1/decisions/{request_id}")
     async def decision(request_id: str) -> Response:
@@ -125,7 +125,7 @@ def api(recorded: Recorded) -> FastAPI:
 
     @app.get("/api/v1/stats/series")
     async def series(metric: str, source: str, window: float, step: float) -> Response:
-        return _reply(_series(recorded, metric.split(","), source, window, step))
+        return _reply(series_of(recorded, metric.split(","), source, window, step))
 
     @app.get("/api/v1/transfers/matrix")
     async def matrix() -> Response:
@@ -141,10 +141,11 @@ def api(recorded: Recorded) -> FastAPI:
 
     @app.get("/api/v1/events")
     async def events() -> StreamingResponse:
-        return StreamingResponse(_ticks(recorded), media_type="text/event-stream")
+        return StreamingResponse(ticks(recorded), media_type="text/event-stream")
 
     _add_policies(app, recorded)
     add_pool(app, recorded)
+    add_paths(app, recorded)
     return app
 
 
@@ -169,32 +170,6 @@ def _add_policies(app: FastAPI, recorded: Recorded) -> None:
     async def one(kind: str, scope: str, revision: int) -> Response:
         found = [p for p in of(kind, scope) if p.revision == revision]
         return _reply(found[0]) if found else _problem(404, "No such revision")
-
-
-def _page(rows: list[Decision], limit: int, cursor: str) -> DecisionList:
-    after = int(cursor or 0) + limit
-    more = {"next_cursor": str(after)} if after < len(rows) else {}
-    return DecisionList(items=rows[after - limit : after], total=len(rows), **more)
-
-
-def _series(
-    recorded: Recorded, metrics: list[str], source: str, window: float, step: float
-) -> SeriesReply:
-    num = int(window // step) + 1
-    start = (int(recorded.at // step) - num + 1) * step
-    found = [
-        Series(metric=metric, source=name, values=([None] * num + values)[-num:])
-        for (name, metric), values in recorded.series.items()
-        if metric in metrics and any(fnmatch(name, one) for one in source.split(","))
-    ]
-    return SeriesReply(start=start, step_seconds=step, series=found)
-
-
-async def _ticks(recorded: Recorded) -> AsyncIterator[str]:
-    for number in itertools.count(1):
-        data = json.dumps({"at": recorded.at})
-        yield f"id: boot-{number}\nevent: tick\ndata: {data}\n\n"
-        await asyncio.sleep(1)
 
 
 def node(name: str, **changes: Any) -> Node:
@@ -447,6 +422,8 @@ def busy() -> Recorded:
     pairs = [
         Pair(source="p1", destination="d1", path="shm", transfers=27, bytes=28_800_000_000, seconds=70.5, p50_seconds=2.61, p95_seconds=2.84),
         Pair(source="p2", destination="d1", path="shm", transfers=77, bytes=9_000_000_000, seconds=6.1, p50_seconds=0.06, p95_seconds=0.104, failures=1),
+        make_node_pair("n1", "n2", 2.61, failures=3),
+        make_node_pair("n3", "n2", 0.04),
     ]  # fmt: skip
     audit = [
         AuditRow(id=9 - i, at=MOMENT - timedelta(minutes=i * 7), actor="ana", verb="policy.put", target="slo/default", before='{"max_ttft_ms": 2000}', after='{"max_ttft_ms": 1}', reason="a trial", request_id="0123456789abcdef")
@@ -459,6 +436,7 @@ def busy() -> Recorded:
     return Recorded(
         overview_of(), nodes, workers, decisions, audit, policies, [gateway()],
         Matrix(window_seconds=300, pairs=pairs), series,
+        doctor=make_doctor(MOMENT, ("n1", "n2", "n3", "n4"), ("n1", "n2")), transfers=make_report("n1", "n2"),
     )  # fmt: skip
 
 

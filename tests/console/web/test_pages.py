@@ -22,8 +22,10 @@ PAGES = [
     "/transfers?value=bytes", "/transfers?as=table", "/transfers/p1/d1", "/requests",
     "/requests/000000040123456789abcdef01234567", "/rejections", "/policies",
     "/policies/slo/default", "/policies/slo/default?compare=1", "/audit",
+    "/transfers?view=workers", "/transfers?view=workers&as=table", "/transfers/n1/n2", "/transfers/n2/n2",
+    "/doctor", "/doctor?view=nodes", "/doctor?view=pairs", "/doctor?filter=state%3Dfail",
 ]  # fmt: skip
-LATER = ["kv-wait", "explain", "alerts", "doctor", "bundle"]
+LATER = ["kv-wait", "explain", "alerts", "bundle"]
 
 
 class Outline(HTMLParser):
@@ -95,7 +97,7 @@ class TestEveryPage:
         nav = text[text.index('<nav id="nav"') : text.index("<main")]
         links = [attrs["href"] for attrs in Outline(nav).all("a")]
         assert links == ["/", "/topology", "/cache/hit-rate", "/transfers", "/requests",
-                         "/policies", "/jobs", "/audit"]  # fmt: skip
+                         "/policies", "/jobs", "/doctor", "/audit"]  # fmt: skip
         for link in links:
             assert (await browser.get(str(link))).status_code == 200
         assert not [noun for noun in LATER if noun in nav.lower()]
@@ -104,7 +106,10 @@ class TestEveryPage:
         self, browser: httpx2.AsyncClient
     ) -> None:
         links: set[str] = set()
-        for path in ("/", "/topology", "/transfers", "/requests", "/policies", "/audit"):
+        for path in (
+            "/", "/topology", "/transfers", "/transfers?as=table", "/transfers?view=workers", "/transfers/n1/n2",
+            "/doctor", "/doctor?view=pairs", "/requests", "/policies", "/audit",
+        ):  # fmt: skip
             found = Outline((await browser.get(path)).text).all("a")
             links |= {str(a["href"]) for a in found if not str(a["href"]).startswith("#")}
         dead = [link for link in sorted(links) if (await browser.get(link)).status_code != 200]

@@ -29,6 +29,7 @@ from controlplane.gateways.schemas import (
     WorkerLoad,
 )
 from controlplane.nodes.schemas import Heartbeat
+from workers.core.transfer_stats import BUCKET_SECONDS, STAGES
 
 T = TypeVar("T")
 START_SECONDS = 60.0
@@ -64,6 +65,20 @@ def _tier(name: str, used: int, capacity: int) -> dict[str, Any]:
         "tier": name, "used_blocks": used, "capacity_blocks": capacity,
         "used_bytes": used * 2**20, "capacity_bytes": capacity * 2**20,
     }  # fmt: skip
+
+
+def _transfers(num: int) -> dict[str, Any]:
+    """What n2 pulled from n1: one transfer of 8 MiB a request, 5 ms each."""
+    counts = [0] * (len(BUCKET_SECONDS) + 1)
+    counts[6] = num
+    stages = [{"stage": s, "counts": counts, "sum_seconds": 0.005 * num} for s in STAGES]
+    pair = {
+        "source": "n1", "destination": "n2", "transport": "tcp", "priority": "first_token",
+        "transfers_total": num, "bytes_total": num * 8 * 2**20, "pieces_total": num * 8,
+        "retries_total": 1, "missing_by_cause": {"timeout": 2}, "seconds": stages, "slowest": [],
+    }  # fmt: skip
+    alarm = "no transfers with n1 by rdma: retry exceeded"
+    return {"pairs": [pair], "links": [], "alarms": [alarm], "at": 1.0}
 
 
 class Feed:
@@ -148,6 +163,8 @@ class Feed:
                 "url": "http://127.0.0.1:9", "engine": self.script.engine, "pid": 1,
             }],
         }  # fmt: skip
+        if name == "n2":
+            stats["transfers"] = _transfers(self.script.requests)
         return Heartbeat(incarnation=self._incarnation, pool_stats=stats)
 
     def _report(self, decisions: list[Decision]) -> GatewayReport:

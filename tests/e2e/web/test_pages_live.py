@@ -20,7 +20,8 @@ PATHS = [
     "/", "/topology", "/nodes/n1", "/workers/d1", "/cache/hit-rate", "/cache/evictions",
     "/cache/tiers", "/cache/tenants", "/cache/what-if", "/cache/pins", "/jobs",
     "/transfers", "/transfers/p1/d1", "/requests", "/rejections", "/policies",
-    "/policies/slo/default", "/audit",
+    "/policies/slo/default", "/audit", "/transfers?view=workers", "/transfers?as=table", "/transfers/n1/n2",
+    "/doctor", "/doctor?view=nodes",
 ]  # fmt: skip
 
 
