@@ -17,7 +17,9 @@ from workers.core.doctor_messages import GetNodeFacts, GetProbe, NodeFacts, Prob
 from workers.core.doctor_pairs import pair_checks
 from workers.core.doctor_verdict import Check
 from workers.core.hashing import block_hashes, namespace_digest, root_hash
+from workers.core.messages import Done
 from workers.core.stats_messages import NamespaceSpec
+from workers.core.transfer_messages import Push
 from workers.core.transfer_stats import PairStats
 
 SLAB = 16 << 20
@@ -71,8 +73,9 @@ def link() -> Iterator[Callable[[str], None]]:
     put("up")
 
 
-def moved(node: Node) -> dict[str, PairStats]:
-    return {pair.transport: pair for pair in node.client.stats().transfers.pairs}
+def moved(node: Node) -> dict[tuple[str, str, str], PairStats]:
+    pairs = node.client.stats().transfers.pairs
+    return {(pair.source, pair.destination, pair.transport): pair for pair in pairs}
 
 
 def test_blocks_move_over_rdma_and_over_tcp_when_the_device_is_gone(
@@ -87,26 +90,39 @@ def test_blocks_move_over_rdma_and_over_tcp_when_the_device_is_gone(
     fetch(two, one.holder, namespace, keys[:64])
     assert settled(two, namespace, keys[:64]).num_held == 64
     check_bytes(two, namespace, keys[:64])
-    pair = moved(two)["rdma"]
-    assert (pair.source, pair.destination) == ("n1", "n2")
-    assert pair.bytes_total == 64 * spec.block_bytes
+    assert moved(two)["n1", "n2", "rdma"].bytes_total == 64 * spec.block_bytes
     stats = two.client.stats().transfers
     (port,), (rail,) = stats.ports, stats.rails
     assert (port.name, port.state, port.gid_type) == ("rxe0/1", "ACTIVE", "roce_v2")
     assert port.read_bytes_total == rail.moved_bytes == 64 * spec.block_bytes
     assert (rail.peer, rail.peer_port, rail.mtu) == ("n1", "rxe0/1", 4096)
 
+    blocks_are_pushed(two, one, namespace, spec.block_bytes)
     link("down")
     fetch(two, one.holder, namespace, keys)
     assert settled(two, namespace, keys).num_held == len(keys)
     check_bytes(two, namespace, keys)
-    assert moved(two)["tcp"].bytes_total == 32 * spec.block_bytes
+    assert moved(two)["n1", "n2", "tcp"].bytes_total == 32 * spec.block_bytes
     after = two.client.stats().transfers
     assert after.ports[0].state == "DOWN"
     assert "n2 cannot reach n1 over rxe0/1 (to rxe0/1)" in after.rails[-1].error
     assert after.not_ready == "", "there is tcp"
     link("up")
     doctor_is_content(one, two)
+
+
+def blocks_are_pushed(source: Node, target: Node, namespace: bytes, block_bytes: int) -> None:
+    root = root_hash(namespace, "salt", None)
+    keys = [bytes(key) for key in block_hashes(root, list(range(64 * 32)), 64)]
+    store(source, namespace, keys, block_bytes)
+    source.client.call(Push("transfer:p", namespace, keys, target.holder), Done)
+    deadline = time.monotonic() + WAIT_SECONDS
+    while target.client.lookup(namespace, keys).num_held < len(keys):
+        assert time.monotonic() < deadline, source.agent.log
+        time.sleep(0.05)
+    check_bytes(target, namespace, keys)
+    (port,) = source.client.stats().transfers.ports
+    assert port.written_bytes_total == 32 * block_bytes, moved(source)
 
 
 def doctor_is_content(one: Node, two: Node) -> None:
