@@ -149,14 +149,30 @@ async def test_a20_a_body_that_is_put_right_keeps_its_type_and_has_its_own_lengt
     assert int(reply.headers["content-length"]) == len(WHOLE)
 
 
-async def test_a17_a21_a_stream_comes_byte_for_byte_whatever_stands_in_it(pair: Pair) -> None:
+async def test_a17_odd_chunks_and_stop_reasons_come_as_they_are_and_usage_is_the_engines(
+    pair: Pair,
+) -> None:
     pair.decode.script = pair.decode.stream
     reply = await pair.chat(stream=True, stream_options={"include_usage": True})
     assert reply.content == b"".join(EVENTS)
     assert pair.gateway.stats.output_tokens == 700  # the usage frame's, not the chunks'
 
 
-async def test_a18_a13_log_probabilities_stay_off_leg_1_and_come_from_leg_2(pair: Pair) -> None:
+async def test_a21_log_probabilities_stay_beside_reasoning_and_tool_calls(pair: Pair) -> None:
+    pair.decode.script = pair.decode.stream
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    bare = await pair.chat(stream=True, logprobs=True)
+    reply = await pair.chat(stream=True, logprobs=True, tools=tools)
+    assert reply.content == bare.content
+    events = [
+        json.loads(line[6:]) for line in reply.text.splitlines() if line.startswith("data: {")
+    ]
+    (choice,) = [e["choices"][0] for e in events if e["choices"] and "logprobs" in e["choices"][0]]
+    assert set(choice["delta"]) == {"reasoning", "tool_calls"}
+    assert choice["logprobs"]["content"][0]["token"] == "a"
+
+
+async def test_a18_log_probabilities_stay_off_leg_1_and_come_from_leg_2(pair: Pair) -> None:
     sent = {"logprobs": True, "top_logprobs": 5, "max_completion_tokens": 9, "min_tokens": 4}
     assert (await pair.chat(**sent)).content == WHOLE
     (first,), (second,) = pair.prefill.bodies(), pair.decode.bodies()
@@ -178,13 +194,22 @@ async def test_a19_what_two_legs_cannot_do_one_worker_does(
     assert {name: sent[name] for name in body} == body
 
 
-async def test_a22_a23_an_image_of_the_body_reaches_both_legs_as_it_came(pair: Pair) -> None:
-    parts = [{"type": "text", "text": "What?"}, {"type": "image_url", "image_url": {"url": PIXEL}}]
-    messages = [{"role": "user", "content": parts}]
-    assert (await pair.chat(messages=messages)).status_code == 200
+def with_image(url: str) -> list[dict[str, Any]]:
+    parts = [{"type": "text", "text": "What?"}, {"type": "image_url", "image_url": {"url": url}}]
+    return [{"role": "user", "content": parts}]
+
+
+async def test_a22_decode_gets_one_form_of_the_prompt_the_clients(pair: Pair) -> None:
+    assert (await pair.chat(messages=with_image(PIXEL))).status_code == 200
+    (second,) = pair.decode.bodies()
+    assert second["messages"] == with_image(PIXEL)
+    assert not {"prompt", "prompt_token_ids", "prompt_embeds", "multi_modal_data"} & second.keys()
+
+
+async def test_a23_an_image_of_the_body_is_in_both_legs(pair: Pair) -> None:
+    assert (await pair.chat(messages=with_image(PIXEL))).status_code == 200
     (first,), (second,) = pair.prefill.bodies(), pair.decode.bodies()
-    assert first["messages"] == second["messages"] == messages
-    assert not {"prompt", "prompt_token_ids"} & {*first, *second}
+    assert first["messages"] == second["messages"] == with_image(PIXEL)
 
 
 @pytest.mark.parametrize("part", [

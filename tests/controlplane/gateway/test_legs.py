@@ -120,6 +120,22 @@ async def test_a15_cached_tokens_are_the_prefill_legs_own(rig: Any, stream: bool
     assert cold["prompt_tokens"] == warm["prompt_tokens"]
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a16_a_warm_prompt_is_cached_once_however_often_it_comes(
+    rig: Any, stream: bool
+) -> None:
+    await rig.start()
+    for _ in range(3):
+        body = {"prompt": PROMPT * 3, "max_tokens": 2}
+        if stream:
+            events = await rig.stream(**body, stream_options={"include_usage": True})
+            usage = json.loads(events[-2])["usage"]
+        else:
+            usage = (await rig.complete(**body)).json()["usage"]
+        assert 0 <= usage["prompt_tokens_details"]["cached_tokens"] <= usage["prompt_tokens"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] > 0
+
+
 async def test_a25_many_choices_need_one_prefill(rig: Any) -> None:
     await rig.start()
     response = (await rig.complete(prompt=PROMPT, n=4, best_of=4, max_tokens=3)).json()
