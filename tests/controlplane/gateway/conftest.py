@@ -215,6 +215,8 @@ class Rig:
         assert not life.slots._holders
         life.dispatch.check_integrity()
         assert life.dispatch.num_held == 0
+        life.expected.check_integrity()
+        assert len(life.expected) == 0
 
     def make_view(self, **states: str) -> dict[str, Any]:
         """The view with all workers ready, but for `p1="draining"` and the like."""
