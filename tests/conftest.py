@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import hypothesis
 import pytest
 from network import missing_for_networks
+from shared_memory import nothing_left
 
 # A busy machine is no reason to fail: what is bounded is asserted where it is bounded.
 hypothesis.settings.register_profile("perilune", deadline=None)
@@ -74,6 +76,17 @@ class _Counted:
     """Stands for a report of the first run in the second run's summary line."""
 
     count_towards_summary = True
+
+
+@pytest.fixture(scope="session", autouse=True)
+def clean_shared_memory(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tests that start whole clusters leave nothing in /dev/shm: looked at when all has ended."""
+    markers = ("vllm", "heavy", "soak")
+    starts = any(
+        item.get_closest_marker(name) for item in request.session.items for name in markers
+    )
+    with nothing_left() if starts else nullcontext():
+        yield
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -23,7 +23,7 @@ import msgspec
 import psutil
 from live_cluster import BLOCK_TOKENS, DTYPE, wait_for
 from network import Host, network
-from node_supervisor import HostShare
+from node_supervisor import MAX_MODEL_LEN, HostShare
 
 from workers.client import AgentClient, make_hello
 from workers.cluster_secret import load_secret
@@ -109,9 +109,17 @@ class NetCluster:
         return node
 
     def wait_serving(self, seconds: float) -> None:
-        """Until every node's worker is ready and the gateway knows the ways between nodes."""
-        wait_for(lambda: self.ready_workers() == {n.share.worker_id for n in self.nodes.values()},
-                 seconds, f"workers that are ready ({self.folder / 'logs'})")  # fmt: skip
+        """Until every node's worker is ready. RuntimeError: one of them cannot start."""
+
+        def ready() -> bool:
+            rows = self.items("/workers")
+            for row in rows:
+                if row["state"] == "failed" and row["restarts"]:
+                    raise RuntimeError(f"{row['id']} does not start: {row['last_error']}")
+            wanted = {node.share.worker_id for node in self.nodes.values()}
+            return {row["id"] for row in rows if row["state"] == "ready"} == wanted
+
+        wait_for(ready, seconds, f"workers that are ready (see {self.folder / 'logs'})")
 
     def ready_workers(self) -> set[str]:
         return {row["id"] for row in self.items("/workers") if row["state"] == "ready"}
@@ -219,7 +227,7 @@ def _start_front(stack: ExitStack, cluster: NetCluster) -> None:
 def _register_model(cluster: NetCluster, seconds: float) -> None:
     folder = str(cluster.model_folder)
     body = {
-        "path": folder, "max_model_len": 8192,
+        "path": folder, "max_model_len": MAX_MODEL_LEN,
         "kv_bytes_per_token": kv_bytes_per_token(folder, DTYPE),
     }  # fmt: skip
     headers = {"authorization": f"Bearer {cluster.token}"}

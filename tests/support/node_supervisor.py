@@ -27,10 +27,13 @@ from workers.supervisor.guard import Guard
 from workers.supervisor.home import SHM
 from workers.supervisor.reporter import report_workers
 from workers.supervisor.runner import Runner
-from workers.supervisor.settings import Settings
+from workers.supervisor.settings import RoleSettings, Settings
 
 AGENT_PORT = 7710
 WORKER_PORT = 8101
+MAX_MODEL_LEN = 2048
+DEVICE_BLOCKS = 128
+"""Of 32 tokens: enough for one prompt and quickly made."""
 
 
 @dataclass(frozen=True)
@@ -80,9 +83,11 @@ def agent_of(share: HostShare) -> Component:
 
 
 def worker_of(share: HostShare) -> Component:
+    small = RoleSettings(engine_args=("--num-gpu-blocks-override", str(DEVICE_BLOCKS)))
     settings = Settings(
         data=Path(share.folder), host=share.address, engine=share.engine, dtype=share.dtype,
-        block_tokens=share.block_tokens, dev_mode=True,
+        block_tokens=share.block_tokens, max_model_len=MAX_MODEL_LEN, dev_mode=True,
+        prefill=small, decode=small,
     )  # fmt: skip
     model = resolve_model(share.model_folder, settings.data)
     cores = split_cores(sorted(os.sched_getaffinity(0)), 2)[0 if share.role == "prefill" else 1]

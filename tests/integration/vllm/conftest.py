@@ -22,6 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from workers.client import AgentClient, make_hello
@@ -324,6 +325,15 @@ def end(process: subprocess.Popen[bytes]) -> None:
             process.wait(10)
 
 
+def end_engine(engine: Engine) -> None:
+    """Its resource tracker is the last to go, once it has removed what the others left."""
+    family = [psutil.Process(pid) for pid in engine.pids() if psutil.pid_exists(pid)]
+    end(engine.process)
+    _, alive = psutil.wait_procs(family, timeout=20)
+    for process in alive:
+        process.kill()
+
+
 @pytest.fixture(scope="package")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("vllm")
@@ -342,7 +352,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         if cluster is not None:
             cluster.close_client()
         for engine in engines:
-            end(engine.process)
+            end_engine(engine)
         end(cluster.agent if cluster is not None and cluster.agent is not None else agent)
 
 
