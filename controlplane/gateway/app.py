@@ -254,8 +254,8 @@ class Gateway:
         salt = self._salt(tenant, body)
         forms = self.cluster.policies(model).scheduling.normalisation
         applied = with_rules(body, forms) if forms and not passed else []
+        longest = self.cluster.models[model].max_model_len  # it may be gone after the wait
         prompts = None if passed else await self._tokens(body, model)
-        longest = self.cluster.models[model].max_model_len
         if longest is not None and prompts is not None:
             body.is_refused = max(map(len, prompts), default=0) + body.output_cap > longest
         request_id = self._new_id()

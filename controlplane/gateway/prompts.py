@@ -22,6 +22,8 @@ log = structlog.get_logger(__name__)
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token",
             "mask_token")  # fmt: skip
+MAX_WAIT_SECONDS = 2.0
+"""For the thread; a request goes on without ids after that."""
 _NO_TOKENS = (array("i"), array("i"))
 _UNKNOWN_LENGTH = ("truncate_prompt_tokens", "prompt_embeds", "chat_template")
 
@@ -233,7 +235,8 @@ class Tokenizers:
     ) -> list[Sequence[int]] | None:
         """Ids of each prompt. What is not cached is encoded in the thread from `inline_chars` on.
 
-        None: they cannot be known, or more than `max_chars` characters would wait for the thread.
+        None: they cannot be known, more than `max_chars` characters would wait for the thread, or
+        it took too long; what it finds later still goes into the cache.
         """
         prepared = tokenizer.prepare(body)
         if prepared is None:
@@ -243,20 +246,32 @@ class Tokenizers:
             return tokenizer.finish(prepared)
         chars = sum(map(len, missing))
         if chars <= inline_chars:
-            encoded = tokenizer.encode_pieces(missing)
+            tokenizer.learn(missing, tokenizer.encode_pieces(missing))
         elif self.pending_chars + chars > max_chars:
             return None
         else:
-            self.pending_chars += chars
-            loop = asyncio.get_running_loop()
-            job = loop.run_in_executor(self.thread, tokenizer.encode_pieces, missing)
-            job.add_done_callback(lambda _: self._encoded(chars))
-            encoded = await asyncio.shield(job)
-        tokenizer.learn(missing, encoded)
+            try:
+                async with asyncio.timeout(MAX_WAIT_SECONDS):
+                    await asyncio.shield(self._encode(tokenizer, missing, chars))
+            except TimeoutError:
+                return None
         return tokenizer.finish(prepared)
 
-    def _encoded(self, chars: int) -> None:
-        self.pending_chars -= chars
+    def _encode(
+        self, tokenizer: PromptTokenizer, pieces: list[str], chars: int
+    ) -> "asyncio.Future[list[array[int]]]":
+        """In the thread; what comes of it is cached, whoever still waits."""
+        self.pending_chars += chars
+        loop = asyncio.get_running_loop()
+        job = loop.run_in_executor(self.thread, tokenizer.encode_pieces, pieces)
+
+        def done(_: "asyncio.Future[list[array[int]]]") -> None:
+            self.pending_chars -= chars
+            if not job.cancelled() and job.exception() is None:
+                tokenizer.learn(pieces, job.result())
+
+        job.add_done_callback(done)
+        return job
 
     def close(self) -> None:
         self.thread.shutdown(wait=False, cancel_futures=True)

@@ -31,10 +31,10 @@ class TokenCache:
         return found
 
     def put(self, tag: int, text: str, tokens: "array[int]") -> None:
-        """One that is larger than a sixteenth of all is not kept."""
+        """One that is larger than a quarter of all is not kept."""
         size = _size(text, tokens)
         key = (tag, text)
-        if size > self.max_bytes // 16 or key in self._entries:
+        if size > self.max_bytes // 4 or key in self._entries:
             return
         self._entries[key] = tokens
         self.num_bytes += size

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import random
+import threading
 import time
 from array import array
 from collections.abc import Callable
@@ -26,7 +27,7 @@ from tokenizers import (
     trainers,
 )
 
-from controlplane.gateway import segments
+from controlplane.gateway import prompts, segments
 from controlplane.gateway.bodies import ClientBody
 from controlplane.gateway.prompts import PromptTokenizer, Tokenizers
 from controlplane.gateway.segments import Segmenter
@@ -266,6 +267,25 @@ class TestOffTheLoop:
         assert tokenizers.pending_chars == 0
         again = await tokenizers.tokens(tokenizer, bodies[0], 0, 0)  # cached: no thread, no bound
         assert again is not None
+        tokenizers.close()
+
+    async def test_a_busy_thread_is_not_waited_for_and_its_work_is_kept(
+        self, tokenizer_folder: Path, monkeypatch: pytest.MonkeyPatch, eventually: Any
+    ) -> None:
+        monkeypatch.setattr(prompts, "MAX_WAIT_SECONDS", 0.05)
+        tokenizers = Tokenizers()
+        tokenizers.load(str(tokenizer_folder))
+        tokenizer = tokenizers.get(str(tokenizer_folder))
+        assert tokenizer is not None
+        release = threading.Event()
+        tokenizers.thread.submit(release.wait, 20)
+        body = ClientBody(b"", {"prompt": "the quick brown fox"}, chat=False)
+        assert await tokenizers.tokens(tokenizer, body, 0, 7000) is None
+        assert tokenizers.pending_chars > 0
+        release.set()
+        await eventually(lambda: tokenizers.pending_chars == 0)
+        assert len(tokenizers.cache) > 0
+        assert await tokenizers.tokens(tokenizer, body, 0, 0) is not None
         tokenizers.close()
 
 
