@@ -51,7 +51,10 @@ class Plane:
         self.stats = StatsService(self.clock)
         self.nodes = NodeRegistry(self.clock)
         self.fleet = WorkerRegistry(
-            self.clock, self.nodes.state_of, self.stats.collector.worker_load
+            self.clock,
+            self.nodes.state_of,
+            self.stats.collector.worker_load,
+            self.stats.collector.data_path,
         )
         self.commands = CommandQueue(self.clock)
         self.models = ModelRegistry()

@@ -148,6 +148,8 @@ def _state(node: Node, worker: Worker | None, seconds: float) -> Text:
 
 
 def _worker_state(worker: Worker) -> Text:
+    if worker.state == "ready" and worker.data_path not in (None, "ok"):
+        return Text(worker.data_path, "critical")  # its probe may be fine: requests are not
     tones: dict[str, Tone] = {"ready": "well", "failed": "critical", "lost": "critical"}
     return Text(worker.state, tones.get(worker.state, "warn"))
 
@@ -208,6 +210,7 @@ def workers(snapshot: Snapshot) -> Table:
 def _worker_row(worker: Worker) -> Row:
     old = worker.state == "lost"
     tone: Tone = "stale" if old else "plain"
+    error = worker.data_path_note or worker.last_error
     cells = (
         cell(worker.id, tone),
         _worker_state(worker),
@@ -220,7 +223,7 @@ def _worker_row(worker: Worker) -> Row:
         cell(worker.model, tone),
         Text(numbers.stored_bytes(worker.rss_bytes), tone),
         cell(worker.url, tone),
-        cell(worker.last_error or numbers.NO_TRAFFIC, "warn" if worker.last_error else "muted"),
+        cell(error or numbers.NO_TRAFFIC, "warn" if error else "muted"),
     )
     facts: dict[str, Fact] = {
         "node": worker.node_id,

@@ -6,6 +6,7 @@ ok -> ejected (pause) -> trial (one leg) -> ok, or ejected again for twice as lo
 from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Literal
 
 FAILURES_TO_EJECT = 3
 """In a row."""
@@ -18,6 +19,10 @@ FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
 TRIAL_SECONDS = 2.0
 """A trial that has said nothing by then makes way for another: a long reply is no verdict."""
+
+
+DataPathState = Literal["ok", "ejected", "trial"]
+"""`DataPath` as it goes over wires."""
 
 
 class DataPath(StrEnum):

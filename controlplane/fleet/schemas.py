@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from controlplane.core.handshake import HandshakeName
+from controlplane.core.health import DataPathState
 from controlplane.schema_base import Id, ModelId, Page, Reason, Schema, Url
 
 WorkerRole = Literal["prefill", "decode", "both"]
@@ -40,6 +41,8 @@ class Worker(Schema):
     handshake: HandshakeName = "perilune"
     bootstrap: str = ""  # of a mooncake producer: http://host:port
     engine_id: str = ""
+    data_path: DataPathState | None = None  # the worst that a gateway's legs have met
+    data_path_note: str = ""  # like "probe ok, requests failing: answered 502: ..."
     age_seconds: float = 0.0
 
 

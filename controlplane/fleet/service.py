@@ -12,6 +12,7 @@ from sqlalchemy.ext.asyncio import AsyncSession
 
 from controlplane.clock import Clock
 from controlplane.core.handshake import HandshakeName
+from controlplane.core.health import DataPathState
 from controlplane.db.session import Transaction
 from controlplane.errors import ConflictError, NotFoundError, UnavailableError
 from controlplane.fleet import repository
@@ -67,7 +68,9 @@ class WorkerRegistry:
         clock: Clock,
         node_state: Callable[[str], NodeState | None],
         load: Callable[[str], tuple[int, int] | None],
+        data_path: Callable[[str], tuple[DataPathState, str] | None] = lambda _: None,
     ) -> None:
+        self._data_path = data_path
         self._clock = clock
         self._node_state = node_state
         self._load = load
@@ -233,6 +236,7 @@ class WorkerRegistry:
     def to_schema(self, worker: LiveWorker) -> Worker:
         status = worker.status
         load = self._load(status.worker_id)
+        data_path = self._data_path(status.worker_id)
         started = status.started_at
         return Worker(
             id=status.worker_id,
@@ -256,6 +260,8 @@ class WorkerRegistry:
             handshake=worker.handshake,
             bootstrap=worker.bootstrap,
             engine_id=worker.engine_id,
+            data_path=data_path[0] if data_path else None,
+            data_path_note=data_path[1] if data_path else "",
             age_seconds=round(max(0.0, self._clock.monotonic() - worker.seen), 3),
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from controlplane.core.health import DataPathState
 from controlplane.gateways.schemas import HISTOGRAM_BOUNDS_SECONDS, GatewayStats
 from controlplane.stats.bucket import NUM_COUNTS, TRANSFER_HISTOGRAM, Bucket, new_bucket
 from controlplane.stats.counters import CounterTracker, HistogramTracker, Step
@@ -67,6 +68,7 @@ class Collector:
     )
     _loads: dict[tuple[str, str], CounterTracker] = field(default_factory=dict)
     _worker_gauges: dict[str, dict[str, tuple[int, int]]] = field(default_factory=dict)
+    _data_paths: dict[str, dict[str, tuple[DataPathState, str]]] = field(default_factory=dict)
     _extra: dict[str, Bucket] = field(default_factory=dict)
     claims_total: dict[str, tuple[int, int]] = field(default_factory=dict)
     """By node, since this control plane started: (checked, stale)."""
@@ -168,6 +170,11 @@ class Collector:
             if step.increments is not None:
                 self._add(f"worker:{worker_id}").count(step.increments)
         self._worker_gauges[gateway_id] = gauges
+        self._data_paths[gateway_id] = {
+            worker_id: (load.data_path, load.data_path_note[:500])
+            for worker_id, load in stats.workers.items()
+            if worker_id in gauges
+        }
         for key in [key for key in self._loads if key[0] == gateway_id and key[1] not in gauges]:
             del self._loads[key]
 
@@ -190,6 +197,15 @@ class Collector:
         seen = [gauges[worker_id] for gauges in self._worker_gauges.values() if worker_id in gauges]
         return (sum(s[0] for s in seen), sum(s[1] for s in seen)) if seen else None
 
+    def data_path(self, worker_id: str) -> tuple[DataPathState, str] | None:
+        """What legs met at a worker, as the gateway has it that had the worst; null where none."""
+        seen = [paths[worker_id] for paths in self._data_paths.values() if worker_id in paths]
+        for state in ("ejected", "trial"):
+            for found in seen:
+                if found[0] == state:
+                    return found
+        return seen[0] if seen else None
+
     def forget_node(self, node_id: str) -> None:
         self._nodes.pop(node_id, None)
         self.claims_total.pop(node_id, None)
@@ -201,6 +217,7 @@ class Collector:
     def gateway_lost(self, gateway_id: str) -> None:
         """What it last said of its workers is no longer so."""
         self._worker_gauges.pop(gateway_id, None)
+        self._data_paths.pop(gateway_id, None)
 
     def forget_gateway(self, gateway_id: str) -> None:
         self.gateway_lost(gateway_id)

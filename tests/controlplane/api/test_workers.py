@@ -112,3 +112,19 @@ async def test_models_list_their_workers(both, bodies, run_api):
         assert (await second.get("/models/org/m"))["max_model_len"] == 2048
         assert (await second.http.delete(url)).status_code == 204
         assert (await second.http.get(url)).status_code == 404
+
+
+async def test_a49_what_requests_meet_stands_beside_the_probed_state(api, bodies):
+    await joined(api, bodies)
+    note = "probe ok, requests failing: answered 502: bad"
+    revision = api.plane.view.revision
+    await api.report("gw-1", workers={"p1": {"data_path": "ok"}, "d1": {}})
+    await api.report("gw-2", workers={"p1": {"data_path": "ejected", "data_path_note": note}})
+    worker = await api.get("/workers/p1")
+    assert (worker["state"], worker["data_path"], worker["data_path_note"]) == (
+        "ready", "ejected", note,
+    )  # fmt: skip
+    assert (await api.get("/workers/d1"))["data_path"] == "ok"
+    assert api.plane.view.revision == revision  # gateways know it by themselves
+    await api.report("gw-2", workers={"p1": {"data_path": "ok"}})
+    assert (await api.get("/workers/p1"))["data_path"] == "ok"
