@@ -25,7 +25,6 @@ from workers.supervisor.state_file import SupervisorState, read_state
 
 _UP_SECONDS = 420
 _DOWN_SECONDS = 90
-_ENGINE_READY_SECONDS = 240
 _ENGINE_END_SECONDS = 30
 _LEFTOVER_SECONDS = 5.0
 
@@ -77,8 +76,9 @@ def _perilune(arguments: list[str], timeout: float) -> subprocess.CompletedProce
 
 @contextmanager
 def plain_engine(
-    model_folder: Path, served_name: str, dtype: str, log_file: Path, kv_cache_gib: int = 1
-) -> Iterator[PlainEngine]:
+    model_folder: Path, served_name: str, dtype: str, log_file: Path, kv_cache_gib: int = 1,
+    ready_seconds: float = 240,
+) -> Iterator[PlainEngine]:  # fmt: skip
     """vLLM without a connector, bound to as many cores as one worker of the cluster."""
     cores = split_cores(sorted(os.sched_getaffinity(0)), 2)[-1]
     spec = VllmWorkerSpec(
@@ -96,14 +96,14 @@ def plain_engine(
         )  # fmt: skip
         url = f"http://127.0.0.1:{spec.port}"
         try:
-            _wait_ready(process, url, log_file)
+            _wait_ready(process, url, log_file, ready_seconds)
             yield PlainEngine(url, process.pid)
         finally:
             _end(process)
 
 
-def _wait_ready(process: subprocess.Popen[bytes], url: str, log_file: Path) -> None:
-    deadline = time.monotonic() + _ENGINE_READY_SECONDS
+def _wait_ready(process: subprocess.Popen[bytes], url: str, log_file: Path, seconds: float) -> None:
+    deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if process.poll() is not None:
             break
