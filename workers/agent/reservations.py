@@ -26,7 +26,7 @@ from workers.core.messages import Done, Refused, ReplyBody, SlotRef, StoredSlot
 from workers.core.owners import TRANSFER_PREFIX
 from workers.core.pool_state import ClientRef, PoolState
 from workers.core.stats_messages import NamespaceSpec
-from workers.core.transfer_choice import Cost
+from workers.core.transfer_choice import PRIORS, Cost
 from workers.core.transfer_messages import Reserve, Reserved, Unreserve
 from workers.core.transfer_modes import ModeCosts
 from workers.core.transfer_policy import mode_of
@@ -194,9 +194,11 @@ class Reservations:
         engine, node_id = self._transfers.engine, self._node.node_id
         if engine is None:
             return False
-        push = pull = engine.best_cost(body.source, Direction.PULL)
+        push = PRIORS["tcp"]
         if body.bytes_per_second > 0:
             push = Cost(body.latency_seconds, body.bytes_per_second)
+        # It is the same way, and the source may have measured it where nothing was pulled yet.
+        pull = engine.best_cost(body.source, Direction.PULL, unmeasured=push)
         num_bytes = max(1, body.num_total) * pool.block_bytes
         forced = mode_of(self._transfers.policy, body.source, node_id)
         chosen = self.modes.choose(body.source, num_bytes, (pull, push), now, forced)

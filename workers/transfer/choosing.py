@@ -90,13 +90,16 @@ class Chooser:
         why = self._why(peer, direction, forced, now)
         return Judged(chosen == link.transport, forced == link.transport, seconds, why)
 
-    def best_cost(self, peer: PeerAddress | None, direction: Direction, now: float) -> Cost:
-        """Of the path that a transfer of `CHOICE_BYTES` would take; a peer that is not known yet is
-        taken to be reached over TCP."""
+    def best_cost(
+        self, peer: PeerAddress | None, direction: Direction, now: float, unmeasured: Cost | None
+    ) -> Cost:
+        """Of the path that a transfer of `CHOICE_BYTES` would take. A peer that is not known yet is
+        taken to be reached over TCP; `unmeasured` stands for TCP that has carried nothing yet."""
         name = None if peer is None else self._cheapest(peer, direction, CHOICE_BYTES, now)
-        if peer is None or name is None:
-            return PRIORS["tcp"]
-        return self.costs.cost(LinkId(peer.node_id, name), now)
+        link = None if peer is None or name is None else LinkId(peer.node_id, name)
+        if link is None or (link.transport == "tcp" and self.costs.measured(link) is None):
+            return unmeasured or PRIORS["tcp"]
+        return self.costs.cost(link, now)
 
     def _cheapest(
         self,

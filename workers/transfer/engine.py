@@ -134,11 +134,14 @@ class TransferEngine:
     def costs(self) -> CostModel:
         return self.chooser.costs
 
-    def best_cost(self, peer: str, direction: Direction) -> Cost:
-        """As measured, of the cheapest path to that peer; a prior where nothing is known."""
+    def best_cost(
+        self, peer: str, direction: Direction, unmeasured: Cost | None = None
+    ) -> Cost:
+        """As measured, of the cheapest path to that peer; a prior where nothing is known, or what
+        stands for TCP in that case."""
         with self._lock:
             address = self._peers.get(peer)
-            return self.chooser.best_cost(address, direction, self.clock.monotonic())
+            return self.chooser.best_cost(address, direction, self.clock.monotonic(), unmeasured)
 
     def override(
         self, peer: str, transport: str | None, direction: Direction = Direction.PULL
