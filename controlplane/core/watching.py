@@ -17,6 +17,11 @@ class Bounds:
     silence: float = 150.0  # to a stream's first or next piece
     reply: float = 3660.0  # of a plain request: the engine answers only at its end
 
+    @property
+    def shortest(self) -> float:
+        """A younger request cannot be stuck."""
+        return min(self.waiting, self.prefilling, self.handing_over, self.silence, self.reply)
+
 
 @dataclass(frozen=True, slots=True)
 class Place:

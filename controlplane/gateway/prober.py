@@ -33,16 +33,22 @@ class Prober:
     async def run(self) -> None:
         while True:
             await asyncio.sleep(EVERY_SECONDS)
-            now = monotonic()
-            ejected = set(self._cluster.health.ejected())
-            suspects = [
-                worker
-                for name, worker in self._cluster.workers.items()
-                if name in ejected or worker.upstream.is_silent(now, SILENT_SECONDS)
-            ]
-            for name in self._unanswered.keys() - {worker.row.id for worker in suspects}:
-                del self._unanswered[name]
-            await asyncio.gather(*(self._probe(worker) for worker in suspects))
+            try:
+                await self._round()
+            except Exception:  # a bug here must not end the probing for good
+                log.exception("probing_failed")
+
+    async def _round(self) -> None:
+        now = monotonic()
+        ejected = set(self._cluster.health.ejected())
+        suspects = [
+            worker
+            for name, worker in self._cluster.workers.items()
+            if name in ejected or worker.upstream.is_silent(now, SILENT_SECONDS)
+        ]
+        for name in self._unanswered.keys() - {worker.row.id for worker in suspects}:
+            del self._unanswered[name]
+        await asyncio.gather(*(self._probe(worker) for worker in suspects))
 
     async def _probe(self, worker: WorkerState) -> None:
         name, error = worker.row.id, ""

@@ -22,6 +22,7 @@ from controlplane.gateway.running import Context, Running
 log = structlog.get_logger(__name__)
 
 MAX_LISTED = 1000
+SCAN_SECONDS = 1.0
 FORCE_SECONDS = 5.0
 """After it was told to end, a request that still has not is closed from outside."""
 
@@ -31,20 +32,29 @@ class Watch:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._next_scan = 0.0
 
     def scan(self, now: float) -> None:
         """Log and count requests that have become stuck; end them where the policy says so."""
+        if now < self._next_scan:
+            return
+        self._next_scan = now + SCAN_SECONDS
         for run in list(self._context.running.values()):
-            wait = waits_for(run, now)
-            if wait is None or not is_stuck(wait, now):
-                continue
-            if run.stuck_since is None or run.stuck_in is not wait.state:
-                self._found(run, wait, now)
-            elif run.cause is not None and now - run.stuck_since > FORCE_SECONDS:
-                log.error("request_forced", request=run.asked.request_id, waits_for=wait.what)
-                run.asked.request.connection.abort()
-                run.ensure_ended()
-                self._context.running.pop(run.asked.request_id, None)
+            bounds = run.plan.policies.scheduling.bounds
+            if now - run.outcome.received_at > bounds.shortest:
+                self._look_at(run, now)
+
+    def _look_at(self, run: Running, now: float) -> None:
+        wait = waits_for(run)
+        if wait is None or not is_stuck(wait, now):
+            return
+        if run.stuck_since is None or run.stuck_in is not wait.state:
+            self._found(run, wait, now)
+        elif run.cause is not None and now - run.stuck_since > FORCE_SECONDS:
+            log.error("request_forced", request=run.asked.request_id, waits_for=wait.what)
+            run.asked.request.connection.abort()
+            run.ensure_ended()
+            self._context.running.pop(run.asked.request_id, None)
 
     def _found(self, run: Running, wait: Wait, now: float) -> None:
         run.stuck_since, run.stuck_in = now, wait.state
@@ -77,7 +87,7 @@ class Watch:
         return [_row(run, now) for run in runs]
 
 
-def waits_for(run: Running, now: float) -> Wait | None:
+def waits_for(run: Running) -> Wait | None:
     """None once it has ended."""
     life, outcome = run.life, run.outcome
     if life.state in ENDS:
@@ -103,7 +113,7 @@ def waits_for(run: Running, now: float) -> Wait | None:
 
 
 def _row(run: Running, now: float) -> dict[str, Any]:
-    wait = waits_for(run, now)
+    wait = waits_for(run)
     decision = run.decision
     return {
         "request_id": run.asked.request_id,
