@@ -134,9 +134,7 @@ class TransferEngine:
     def costs(self) -> CostModel:
         return self.chooser.costs
 
-    def best_cost(
-        self, peer: str, direction: Direction, unmeasured: Cost | None = None
-    ) -> Cost:
+    def best_cost(self, peer: str, direction: Direction, unmeasured: Cost | None = None) -> Cost:
         """As measured, of the cheapest path to that peer; a prior where nothing is known, or what
         stands for TCP in that case."""
         with self._lock:
