@@ -10,6 +10,7 @@ processes and clocks.
 from __future__ import annotations
 
 import asyncio
+import signal
 import statistics
 import tempfile
 import time
@@ -92,6 +93,7 @@ def run_placement_bench(bench: PlacementBench) -> dict[str, Any]:
         raise NoPeerError(f"vllm-router is not installed ({PEER_PROGRAM}); run `make peers`")
     requests = read_slice(bench.trace, bench.start, bench.requests)
     rows: list[Row] = []
+    signal.signal(signal.SIGTERM, _end)
     for load in bench.loads:
         speed = speed_of(load, requests, bench.shape)
         for repeat in range(1, bench.repeats + 1):
@@ -100,6 +102,11 @@ def run_placement_bench(bench: PlacementBench) -> dict[str, Any]:
                 for name in bench.algorithms
             ]
     return report(bench, rows, requests, "processes")
+
+
+def _end(*_: object) -> None:
+    """As Ctrl-C does: what was started is ended on the way out."""
+    raise KeyboardInterrupt
 
 
 def simulate(bench: PlacementBench) -> dict[str, Any]:

@@ -42,7 +42,7 @@ class AgentProcess:
              "--block-tokens", "64", "--check-when-idle", *self._more],
             stdout=self._log, stderr=self._log,
         )  # fmt: skip
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 90
         while True:
             try:
                 self.client.connect()

@@ -34,6 +34,9 @@ class TwoNodes:
 
     def __init__(self, folder: Path, tokenizer: Path) -> None:
         self.folder, self.tokenizer = folder, tokenizer
+        self.fleet: Any = None
+        self.gateway: Any = None
+        self.client = httpx2.AsyncClient(timeout=30, verify=False)
         self.agents = {}
         for node in ("n1", "n2"):
             (folder / node).mkdir()
@@ -52,12 +55,14 @@ class TwoNodes:
         await self.fleet.start()
         self.gateway = Gateway(Settings(port=0, static_view=str(self.view())))
         await self.gateway.start()
-        self.client = httpx2.AsyncClient(timeout=30, verify=False)
 
     async def stop(self) -> None:
+        """What was started of it, in reverse."""
         await self.client.aclose()
-        await self.gateway.stop(drain_seconds=1.0)
-        await self.fleet.stop()
+        if self.gateway is not None:
+            await self.gateway.stop(drain_seconds=1.0)
+        if self.fleet is not None:
+            await self.fleet.stop()
         for agent in self.agents.values():
             agent.close()
 
