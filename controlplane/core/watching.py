@@ -40,6 +40,7 @@ class Place:
     is_stream: bool
     last_piece_at: float | None  # of a stream that has begun
     client_stalls: bool  # it does not read what it is sent
+    waits_for_slot: bool = False  # else, without a slot, for its turn at a prefill worker
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +58,13 @@ class Wait:
 def judge(place: Place, bounds: Bounds) -> Wait | None:
     """None for a request that has ended."""
     match place.state:
-        case State.WAITING if not place.slot_worker:
+        case State.WAITING if place.waits_for_slot:
             what = f"a decode slot of model {place.model}"
             since = place.planned_at or place.received_at
             return Wait(place.state, what, since, bounds.waiting)
         case State.WAITING:
-            return Wait(place.state, "its turn at a prefill worker", place.slot_at, bounds.waiting)
+            since = place.slot_at or place.planned_at or place.received_at
+            return Wait(place.state, "its turn at a prefill worker", since, bounds.waiting)
         case State.PREFILLING:
             worker = place.prefill_worker
             what = f"the prefill leg on worker {worker}"

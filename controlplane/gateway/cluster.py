@@ -344,6 +344,9 @@ class Cluster:
         finally:
             del self._waiters[request_id]
 
+    def waits_for_slot(self, request_id: str) -> bool:
+        return request_id in self._waiters
+
     def _stop_waiting(self, request_id: str, model: str) -> None:
         if not self.slots.leave(request_id, model):
             self.free_slot(request_id)  # granted in the same moment
