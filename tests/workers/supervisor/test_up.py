@@ -18,6 +18,7 @@ import pytest
 from console.status import collect
 from workers.client import AgentClient, make_hello
 from workers.core.stats_messages import PoolStats
+from workers.core.transfer_stats import PairStats
 from workers.supervisor.home import Home
 from workers.supervisor.procfs import session_members
 
@@ -199,11 +200,14 @@ class TestTwoNodes:
         reply = cluster.up("--nodes", "2")
         try:
             assert reply.returncode == 0, reply.stdout + reply.stderr
-            moved = until(lambda: self._moved(cluster))
-            stats = self._stats(cluster, "n2")
-            assert moved == stats.used_blocks * stats.block_bytes
-            (pair,) = stats.transfers.pairs
-            assert (pair.source, pair.destination, pair.transport) == ("n1", "n2", "tcp")
+            until(lambda: self._moved(cluster))
+            until(lambda: self._moved_to(cluster) == self._held(cluster))
+            pairs = self._pairs(cluster)
+            ways = {(pair.source, pair.destination, pair.transport) for pair in pairs}
+            assert ways == {("n1", "n2", "tcp")}
+            (mode,) = self._stats(cluster, "n2").transfers.modes
+            assert (mode.source, mode.failed_pushes_total) == ("n1", 0)
+            assert "push" in {pair.mode for pair in pairs}, mode.why
             until(lambda: self._stats(cluster, "n2").pinned_blocks == 0)
             until(lambda: self._stats(cluster, "n1").pinned_blocks == 0)
             until(lambda: any(leg["loaded_blocks"] for leg in self._decode_legs(cluster)))
@@ -215,7 +219,18 @@ class TestTwoNodes:
     def _moved(self, cluster: Cluster) -> int:
         """The gateway learns the paths between nodes within a second or two: ask until then."""
         assert cluster.complete() == 200
-        return self._stats(cluster, "n2").moved_bytes_total
+        return self._moved_to(cluster)
+
+    def _moved_to(self, cluster: Cluster) -> int:
+        return sum(pair.bytes_total for pair in self._pairs(cluster))
+
+    def _held(self, cluster: Cluster) -> int:
+        stats = self._stats(cluster, "n2")
+        return stats.used_blocks * stats.block_bytes
+
+    def _pairs(self, cluster: Cluster) -> list[PairStats]:
+        """Pulls are booked at the destination, pushes at the source."""
+        return [p for node in ("n1", "n2") for p in self._stats(cluster, node).transfers.pairs]
 
     @staticmethod
     def _decode_legs(cluster: Cluster) -> list[dict[str, Any]]:

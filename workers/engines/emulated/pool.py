@@ -29,7 +29,7 @@ from workers.core.messages import (
     StoredSlot,
 )
 from workers.core.stats_messages import NamespaceSpec
-from workers.core.transfer_messages import Fetch
+from workers.core.transfer_messages import Fetch, Push
 from workers.engines.emulated.worker import (
     ENGINE_BLOCK_TOKENS,
     EngineConfig,
@@ -207,6 +207,10 @@ class AgentPool:
     ) -> None:
         slab = await self._attached()
         owner = transfer_owner(transfer.transfer_id)
+        if transfer.target is not None and transfer.leg == "prefill":
+            tenant = transfer.tenant or salt
+            push = Push(owner, self._namespace, list(hashes), transfer.target, tenant)
+            await self._client.call(push, Done)
         body = PrepareStore(
             owner, self._namespace, b"", list(hashes), tenant=transfer.tenant or salt
         )

@@ -184,6 +184,7 @@ def _transfer(fields: dict[str, Any]) -> tuple[Transfer, bool]:
         _holder(ours.get("holder")),
         str(ours.get("tenant") or ""),
         str(ours.get("label") or ""),
+        target=_holder(ours.get("target")),
     ), True
 
 

@@ -61,6 +61,7 @@ class Transfer:
     tenant: str = ""
     label: str = ""
     foreign: bool = False
+    target: HolderRef | None = None  # of leg 1: leg 2's node, to push to
 
 
 @dataclass(slots=True)
