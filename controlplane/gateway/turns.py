@@ -11,6 +11,8 @@ from controlplane.gateway.dispatch import Turn
 from controlplane.gateway.running import Running
 
 MIN_WAIT_SECONDS = 0.001
+GRACE = 1.05
+"""Of the SLO's bound: who has waited for its turn is served though it will be this little late."""
 
 
 def enter(run: Running) -> Offer:
@@ -73,7 +75,7 @@ async def _granted(run: Running, offer: Offer, priced: Priced) -> bool:
 
 
 def _is_late(run: Running, priced: Priced, now: float) -> bool:
-    """Whether the SLO's percentile would not be kept from this turn on. Its prediction is the one
+    """Whether the SLO would be missed from this turn on, and not just so. Its prediction is the one
     to learn from."""
     plan, cluster = run.plan, run.context.cluster
     worker = cluster.workers.get(priced.option.worker_id)
@@ -83,7 +85,7 @@ def _is_late(run: Running, priced: Priced, now: float) -> bool:
     if slo.mode != "enforce" or plan.admission.probe:
         return False
     rest = cluster.desk.rest_seconds(slo, run.asked.model, plan.rest_seconds, now)
-    return now - run.outcome.received_at + rest > slo.max_ttft_seconds
+    return now - run.outcome.received_at + rest > GRACE * slo.max_ttft_seconds
 
 
 def _leg(run: Running, priced: Priced) -> QueuedLeg:
@@ -112,7 +114,7 @@ def seconds_left(run: Running) -> float:
     if plan.prefill:
         rest += plan.prefill[0].transfer_seconds + plan.prefill[0].prefill_seconds
     rest = run.context.cluster.desk.rest_seconds(slo, run.asked.model, rest, now)
-    left = slo.max_ttft_seconds - (now - run.outcome.received_at) - rest
+    left = GRACE * slo.max_ttft_seconds - (now - run.outcome.received_at) - rest
     return max(MIN_WAIT_SECONDS, left)
 
 

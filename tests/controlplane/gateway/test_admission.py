@@ -169,7 +169,7 @@ async def test_who_cannot_keep_the_slo_any_more_is_turned_away(rig: Any, eventua
     assert "no turn at p1 in time" in reply.json()["error"]["message"]
     record = await rig.control_plane.ended("rejected")
     assert record.admission.gate == "deadline"
-    assert record.e2e_seconds < 1.5
+    assert record.e2e_seconds < 2.5
     assert (await first).status_code == 200
 
 
