@@ -19,11 +19,12 @@ async def test_first_start_writes_revision_one_of_each_kind(both):
     assert [(p["kind"], p["scope"], p["revision"]) for p in items] == [
         ("admission", "default", 1),
         ("cache", "default", 1),
+        ("records", "default", 1),
         ("scheduling", "default", 1),
         ("slo", "default", 1),
         ("transfer", "default", 1),
     ]
-    assert items[3]["spec"]["mode"] == "observe"
+    assert items[4]["spec"]["mode"] == "observe"
 
 
 async def test_a_put_is_a_new_revision_and_audited(both):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -94,7 +95,8 @@ async def test_tenant_and_promotion(fleet: Fleet, tiered: Any) -> None:
     assert SALT in groups
     await demote(fleet, client)
     decode = worker(fleet, "d1")
-    decode.pool._seconds_per_token = 1.0  # type: ignore[union-attr]  # to compute is slow here
+    slow = replace(decode.config, prefill_ms_per_token=1000.0)
+    decode.pool._costs = slow.cost_model  # type: ignore[union-attr]  # to compute is slow here
     done = await decode.prefill(TOKENS, SALT, leg("decode", 2, num_blocks=6))
     assert done.cached_tokens == 6 * 64
     assert decode.counters.promoted_blocks == 6
