@@ -17,6 +17,8 @@ FAILED_SHARE = 0.5
 """Of `MIN_OUTCOMES` or more in the window: one that fails every other request is ejected too."""
 FIRST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
+UNANSWERED_SECONDS = 10.0
+"""No trial for so long after a probe without an answer: the next probe comes before that."""
 TRIAL_SECONDS = 2.0
 """A trial that has said nothing by then makes way for another: a long reply is no verdict."""
 
@@ -146,7 +148,7 @@ class DataPathHealth:
         if worker.was_unreachable and answers:
             worker.open_until = min(worker.open_until, now)
         elif not answers:
-            worker.open_until = max(worker.open_until, now + FIRST_PAUSE_SECONDS)
+            worker.open_until = max(worker.open_until, now + UNANSWERED_SECONDS)
 
     def keep(self, worker_ids: set[str]) -> None:
         for gone in self._workers.keys() - worker_ids:

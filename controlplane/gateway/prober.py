@@ -64,7 +64,7 @@ class Prober:
             self._unanswered.pop(name, None)
             return
         count = self._unanswered[name] = self._unanswered.get(name, 0) + 1
-        if count == PROBES_TO_GIVE_UP:
+        if count >= PROBES_TO_GIVE_UP:  # and each time after that: a trial may have gone there
             self._give_up(worker, error, now)
 
     def _give_up(self, worker: WorkerState, error: str, now: float) -> None:
@@ -72,7 +72,8 @@ class Prober:
         name = worker.row.id
         self._cluster.health.failed(name, now, unreachable=True, error=error)
         count = worker.upstream.fail_waiting(UpstreamError("hung", f"it hangs: {error}"))
-        log.warning("worker_hangs", worker=name, error=error, legs_ended=count)
+        if count or self._unanswered[name] == PROBES_TO_GIVE_UP:
+            log.warning("worker_hangs", worker=name, error=error, legs_ended=count)
 
 
 async def _ask(worker: WorkerState) -> int:

@@ -107,6 +107,7 @@ def test_one_that_could_not_be_reached_gets_its_trial_when_it_answers_again() ->
     assert health.is_paused("d1", 210.0)
     health.probed("d1", 210.0, answers=False)
     assert health.verdict("d1", 210.0).note == "no answer to probes, requests failing: refused"
+    assert health.is_paused("d1", 215.0)  # no trial while probes go unanswered
     health.probed("d1", 211.0, answers=True)
     assert not health.is_paused("d1", 211.1)
 
