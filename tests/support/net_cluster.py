@@ -164,14 +164,25 @@ class NetCluster:
 
         return wait_for(read, 20, f"a finished record of {request_id}")
 
-    def moved(self, source: str = "n1", destination: str = "n2") -> int:
-        """Bytes of that pair, as the destination's agent says now."""
-        pairs = self.nodes[destination].stats().transfers.pairs
+    def moved(self, mode: str = "") -> int:
+        """Bytes from n1 to n2 as the agents say now: what n2 pulled, and what n1 pushed."""
         return sum(
             pair.bytes_total
-            for pair in pairs
-            if (pair.source, pair.destination) == (source, destination)
+            for node in self.nodes.values()
+            for pair in node.stats().transfers.pairs
+            if (pair.source, pair.destination) == ("n1", "n2") and mode in ("", pair.mode)
         )
+
+    def transfer_mode(self, mode: Literal["auto", "pull", "push"]) -> None:
+        """How blocks go from node to node from now on."""
+        path = "/policies/transfer/default"
+        live = self.get(path)
+        headers = {
+            "authorization": f"Bearer {self.token}", "if-match": f'"{live["revision"]}"'
+        }  # fmt: skip
+        body = {"spec": {**live["spec"], "mode": mode}, "reason": "test"}
+        url = f"{self.control_plane}/api/v1{path}"
+        self.client.put(url, json=body, headers=headers).raise_for_status()
 
 
 @contextmanager
@@ -255,14 +266,16 @@ def served_tokens(record: dict[str, Any]) -> int:
     return int(leg["device_hit_tokens"]) + int(leg["pool_hit_tokens"])
 
 
-def until_moved(cluster: NetCluster, prompts: Iterator[str], seconds: float = 90) -> dict[str, Any]:
+def until_moved(
+    cluster: NetCluster, prompts: Iterator[str], mode: str = "", seconds: float = 90
+) -> dict[str, Any]:
     """Ask new things until one's blocks come from the other node: the record of that one."""
     deadline = time.monotonic() + seconds
     while True:
-        before = cluster.moved()
+        before = cluster.moved(mode)
         reply = cluster.complete(next(prompts))
         record = cluster.decision(reply) if reply.status_code == 200 else {}
-        if record and cluster.moved() > before and record["decode_leg"]["pool_hit_tokens"]:
+        if record and cluster.moved(mode) > before and record["decode_leg"]["pool_hit_tokens"]:
             return record
         assert time.monotonic() < deadline, f"nothing comes any more: {record or reply.text}"
         time.sleep(0.3)

@@ -8,6 +8,7 @@ It ends, and ends what it runs, at SIGTERM or at the end of its standard input.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -96,6 +97,8 @@ def worker_of(share: HostShare) -> Component:
     )
     build = vllm_worker if share.engine == "vllm" else emulated_worker
     command, environment = build(settings, model, place)
+    if share.engine == "vllm":
+        command = _patient(command)
     url = f"http://{share.address}:{WORKER_PORT}"
     return Component(
         name=f"worker-{share.worker_id}",
@@ -111,6 +114,16 @@ def worker_of(share: HostShare) -> Component:
             share.worker_id, share.role, model.served_name, share.engine, share.socket
         ),
     )
+
+
+def _patient(command: tuple[str, ...]) -> tuple[str, ...]:
+    """On a busy machine, a slow answer of the agent must not look like a dead one."""
+    words = list(command)
+    index = words.index("--kv-transfer-config") + 1
+    config = json.loads(words[index])
+    config["kv_connector_extra_config"]["call_timeout_seconds"] = 1.0
+    words[index] = json.dumps(config)
+    return tuple(words)
 
 
 async def supervise(share: HostShare) -> None:
