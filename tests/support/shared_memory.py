@@ -21,8 +21,8 @@ _TRACKED: Final = ("psm_", "sem.mp-")
 def nothing_left() -> Iterator[None]:
     """Fails where something is there afterwards that was not before and that nobody uses.
 
-    Other runs on this machine are let be: what a process has mapped is in use, and what resource
-    trackers remove is theirs while one lives.
+    Other runs on this machine are let be: what a process has mapped or was started with is in
+    use, and what resource trackers remove is theirs while one lives.
     """
     before = _names()
     yield
@@ -38,6 +38,7 @@ def _names() -> set[str]:
 
 def _unused(names: set[str]) -> set[str]:
     left = names - _mapped() if names else names
+    left -= {name for name in left if _named(name.removesuffix(".journal"))}
     tracked = {name for name in left if name.startswith(_TRACKED)}
     return left - tracked if tracked and _trackers_live() else left
 
@@ -51,6 +52,11 @@ def _mapped() -> set[str]:
             continue
         found |= {line.rpartition("/dev/shm/")[2] for line in lines if "/dev/shm/" in line}
     return found
+
+
+def _named(name: str) -> bool:
+    """An agent that waits for its first worker has its slab not mapped yet."""
+    return bool(find_processes(lambda words: name in words))
 
 
 def _trackers_live() -> bool:
