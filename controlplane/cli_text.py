@@ -237,8 +237,14 @@ def policy_put(reply: PolicyPutReply, old: PolicyRevision | None) -> str:
 def keys(items: list[Key]) -> str:
     head = ("ID", "KEY", "TENANT", "MAX PRIORITY", "CREATED", "NOTE")
     rows = (
-        (str(k.id), f"{k.prefix}...", k.tenant, k.max_priority or "-", clock(k.created_at),
-         k.note or "-")
+        (
+            str(k.id),
+            f"{k.prefix}...",
+            k.tenant,
+            k.max_priority or "-",
+            clock(k.created_at),
+            k.note or "-",
+        )
         for k in items
     )
     return table(head, rows, "No client key. perilune key create TENANT makes one.")

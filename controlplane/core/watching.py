@@ -76,7 +76,8 @@ def judge(place: Place, bounds: Bounds) -> Wait | None:
             return Wait(place.state, what, since, bounds.handing_over, "decode", place.slot_worker)
         case State.DECODING:
             return _decoding(place, bounds)
-    return None
+        case _:
+            return None
 
 
 def _decoding(place: Place, bounds: Bounds) -> Wait:

@@ -1,10 +1,11 @@
 """Gateways: how they read the cluster and report to the control plane."""
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
+from controlplane.core.health import DataPathState
 from controlplane.decisions.schemas import Decision
 from controlplane.fleet.schemas import Worker
 from controlplane.models.schemas import Model
@@ -56,13 +57,13 @@ class WorkerLoad(Schema):
     requests_total: int = 0
     failures_total: int = 0
     queued_tokens: int = 0
-    data_path: Literal["ok", "ejected", "trial"] = "ok"  # as its legs have met it lately
+    data_path: DataPathState = "ok"  # as its legs have met it lately
     data_path_note: str = ""
-
     prefill_samples: int = 0  # learned from, since the gateway's start
     prefill_error: float | None = None  # median of |predicted - actual| / actual, of the last 64
     tbt_samples: int = 0
     tbt_error: float | None = None
+
 
 class GatewayStats(Schema):
     """Counters cumulative since `started_at`; gauges as of now."""
@@ -84,11 +85,11 @@ class GatewayStats(Schema):
     probes_total: int = 0
     probes_met_total: int = 0
     decisions_dropped_total: int = 0
-    ttft: Histogram
     prefetched_blocks_total: int = 0  # to decode nodes, when leg 1 went out
     replicated_blocks_total: int = 0  # hot ones, to nodes that lacked them
     ttft_error: float | None = None  # as a worker's errors
     transfer_error: float | None = None
+    ttft: Histogram
     tbt: Histogram
     queue: Histogram
     workers: dict[str, WorkerLoad] = {}

@@ -23,7 +23,9 @@ def sessions(rate: float, seed: int, num_sessions: int = 60, turns: int = 6) -> 
         blocks: list[int] = [1, 2]
         for _ in range(turns):
             blocks += [1000 * (session + 1) + len(blocks) + i for i in range(rng.randrange(4, 20))]
-            requests.append(SimRequest(at, len(blocks) * 512 + 100, (*blocks, 10**9 + len(requests))))
+            requests.append(
+                SimRequest(at, len(blocks) * 512 + 100, (*blocks, 10**9 + len(requests)))
+            )
             at += rng.expovariate(0.2)
     return sorted(requests, key=lambda request: request.at)
 
