@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import signal
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -97,10 +98,9 @@ def run_placement_bench(bench: PlacementBench) -> dict[str, Any]:
     for load in bench.loads:
         speed = speed_of(load, requests, bench.shape)
         for repeat in range(1, bench.repeats + 1):
-            rows += [
-                _run(bench.shape, spread(requests, speed, repeat), load, name, repeat)
-                for name in bench.algorithms
-            ]
+            for name in bench.algorithms:
+                rows.append(_run(bench.shape, spread(requests, speed, repeat), load, name, repeat))
+                print(_line(rows[-1]), file=sys.stderr, flush=True)
     return report(bench, rows, requests, "processes")
 
 
@@ -195,6 +195,15 @@ def _summary(load: str, rows: list[Row]) -> dict[str, Any]:
     meets = mean <= TARGET_MEAN and p90 <= TARGET_P90
     compared = {"peer": best, "ttft_mean": mean, "ttft_p90": p90, "meets_target": meets}
     return {**means, "over_best_peer": compared}
+
+
+def _line(row: Row) -> str:
+    """Of a run that has ended: the whole grid takes long."""
+    hits = row.hit_tokens / max(1, row.prompt_tokens)
+    return (
+        f"load {row.load:<4} {row.algorithm:<24} #{row.repeat} TTFT mean {row.ttft_mean:.3f} s,"
+        f" P90 {row.ttft_p90:.3f} s, hits {hits:.1%}, imbalance {row.imbalance:.2f}"
+    )
 
 
 def _p90(seconds: list[float]) -> float:
