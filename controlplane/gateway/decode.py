@@ -195,12 +195,13 @@ async def _stream(
 
 def _streamed(run: Running, worker: WorkerState, relay: Relay) -> None:
     decision, outcome = run.decision, run.outcome
-    read_stream(decision, outcome, relay, run.context.stats)
+    gaps = relay.ordered_gaps()
+    read_stream(decision, outcome, relay, gaps, run.context.stats)
     times = worker.decode_times
     times.observe_handover(relay.first_at - outcome.decode_sent_at)
     times.observe_service(monotonic() - outcome.slot_at)
-    if len(relay.gaps) >= MIN_GAPS:
-        take_decode(run, worker, sum(relay.gaps) / len(relay.gaps))
+    if len(gaps) >= MIN_GAPS:
+        take_decode(run, worker, sum(gaps) / len(gaps))
     plan, slo = run.plan, run.plan.policies.slo
     count_slo(slo, decision, run.context.stats)
     desk = run.context.cluster.desk

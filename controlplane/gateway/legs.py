@@ -21,6 +21,7 @@ _PASS_TO_WORKER = (
     b"traceparent", b"tracestate", b"baggage", b"x-session-id", b"x-vllm-priority",
     b"endpoint-load-metrics-format",
 )  # fmt: skip
+_IS_PASSED = frozenset(_PASS_TO_WORKER)
 _decode = msgspec.json.Decoder().decode
 
 
@@ -71,50 +72,51 @@ class LegSender:
         self, worker: WorkerState, path: bytes, head: bytes, body: bytes
     ) -> PrefillReply:
         """Leg 1, whole."""
-        seconds = self._timeouts.prefill
-        reply = await self._send(worker, path, head, body, seconds)
-        answer = await self._whole(worker, reply, seconds)
-        foreign = worker.row.handshake == "nixl"
-        return _prefill_reply(answer.body, foreign=foreign)
+        _, answer = await self._exchange(worker, path, head, body, self._timeouts.prefill)
+        return _prefill_reply(answer, foreign=worker.row.handshake == "nixl")
 
     async def whole(
         self, worker: WorkerState, path: bytes, head: bytes, body: bytes, content_type: bytes
     ) -> WorkerAnswer:
         """A request that is no leg."""
         seconds = self._timeouts.prefill
-        reply = await self._send(worker, path, head, body, seconds, content_type)
-        return await self._whole(worker, reply, seconds)
+        reply, answer = await self._exchange(worker, path, head, body, seconds, content_type)
+        return _worker_answer(reply, answer)
 
     async def decode_whole(
         self, worker: WorkerState, path: bytes, head: bytes, body: bytes
     ) -> WorkerAnswer:
         """Leg 2 of a plain request: kept until it is complete, so that it can be retried."""
         seconds = self._timeouts.whole_reply
-        reply = await self._send(worker, path, head, body, seconds)
-        answer = await self._whole(worker, reply, seconds)
-        if not answer.body:
+        reply, answer = await self._exchange(worker, path, head, body, seconds)
+        if not answer:
             raise LegError("answered 200 with nothing", 502, unreachable=False)
-        if answer.body.startswith(b'{"error"'):
-            cause = _message(answer.body)
+        if answer.startswith(b'{"error"'):
+            cause = _message(answer)
             raise LegError(f"answered 200 with an error: {cause}", 502, unreachable=False)
-        return answer
+        return _worker_answer(reply, answer)
 
     async def decode_stream(
         self, worker: WorkerState, path: bytes, head: bytes, body: bytes
     ) -> tuple[Reply, bytes]:
         """Leg 2 of a stream, up to its first piece."""
         seconds = self._timeouts.first_byte
-        reply = await self._send(worker, path, head, body, seconds)
         try:
-            first = await self._first_piece(worker, reply, seconds)
+            reply = await worker.upstream.send(
+                _request(worker, path, head, body), body, head_seconds=seconds
+            )
+        except UpstreamError as error:
+            raise _leg_error(error) from error
+        try:
+            first = await self._first_piece(reply, seconds)
         except BaseException:
             reply.abort()
             raise
         return reply, first
 
-    async def _first_piece(self, worker: WorkerState, reply: Reply, seconds: float) -> bytes:
+    async def _first_piece(self, reply: Reply, seconds: float) -> bytes:
         if reply.status != 200:
-            await self._whole(worker, reply, seconds)  # raises for 4xx and 5xx
+            await self._whole(reply, seconds)  # raises for 4xx and 5xx
             raise LegError(f"answered {reply.status} to a stream", 502, unreachable=False)
         try:
             first = await reply.first_piece(seconds)
@@ -129,7 +131,7 @@ class LegSender:
             raise LegError(f"failed: {cause}", 502, unreachable=False)
         return first
 
-    async def _send(
+    async def _exchange(
         self,
         worker: WorkerState,
         path: bytes,
@@ -137,39 +139,40 @@ class LegSender:
         body: bytes,
         seconds: float,
         content_type: bytes = b"application/json",
-    ) -> Reply:
-        upstream = worker.upstream
-        request = (
-            b"POST %b%b HTTP/1.1\r\nhost: %b\r\ncontent-type: %b\r\n"
-            b"content-length: %d\r\n%b\r\n"
-            % (upstream.base_path, path, upstream.host_header, content_type, len(body), head)
-        )
+    ) -> tuple[Reply, bytes]:
+        """A 200 and its whole body."""
+        request = _request(worker, path, head, body, content_type)
         try:
-            return await upstream.send(request, body, head_seconds=seconds)
+            reply = await worker.upstream.send(request, body, head_seconds=seconds)
+            answer = reply.body_if_one_piece()
+            if answer is None:
+                answer = await self._read(reply, seconds)
         except UpstreamError as error:
             raise _leg_error(error) from error
+        return reply, self._checked(reply, answer)
 
-    async def _whole(self, worker: WorkerState, reply: Reply, seconds: float) -> WorkerAnswer:
+    async def _whole(self, reply: Reply, seconds: float) -> bytes:
         try:
-            body = await reply.whole(self._limits.max_reply_bytes, seconds, self._timeouts.idle)
+            body = await self._read(reply, seconds)
         except UpstreamError as error:
             raise _leg_error(error) from error
-        status = reply.status
-        if is_undone(reply.headers.get(b"content-encoding", b"")):
+        return self._checked(reply, body)
+
+    async def _read(self, reply: Reply, seconds: float) -> bytes:
+        return await reply.whole(self._limits.max_reply_bytes, seconds, self._timeouts.idle)
+
+    def _checked(self, reply: Reply, body: bytes) -> bytes:
+        """The body, unpacked, of a 200; raises for anything else."""
+        status, encoding = reply.status, reply.headers.get(b"content-encoding")
+        if encoding is not None and is_undone(encoding):
             body = self._inflated(body)
+        if status == 200:
+            return body
         if status >= 500 and status != 501:  # that one is about what was asked
             raise LegError(f"answered {status}: {_message(body)}", 502, unreachable=False)
-        answer = WorkerAnswer(
-            status,
-            reply.headers.get(b"content-type", b"application/json"),
-            passed_headers(reply),
-            body,
-        )
         if status in (408, 429):  # the worker's trouble, not the client's
             raise LegError(f"answered {status}: {_message(body)}", 503, unreachable=False)
-        if status != 200:
-            raise ClientFault(answer)
-        return answer
+        raise ClientFault(_worker_answer(reply, body))
 
     def _inflated(self, body: bytes) -> bytes:
         try:
@@ -179,8 +182,33 @@ class LegSender:
             raise LegError(message, 502, unreachable=False) from None
 
 
+def _request(
+    worker: WorkerState,
+    path: bytes,
+    head: bytes,
+    body: bytes,
+    content_type: bytes = b"application/json",
+) -> bytes:
+    upstream = worker.upstream
+    return b"POST %b%b HTTP/1.1\r\nhost: %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n%b\r\n" % (
+        upstream.base_path,
+        path,
+        upstream.host_header,
+        content_type,
+        len(body),
+        head,
+    )
+
+
+def _worker_answer(reply: Reply, body: bytes) -> WorkerAnswer:
+    kind = reply.headers.get(b"content-type", b"application/json")
+    return WorkerAnswer(reply.status, kind, passed_headers(reply), body)
+
+
 def passed_headers(reply: Reply) -> bytes:
     """Header lines of a worker's reply: all but what is of one connection, or ours to say."""
+    if not reply.headers.keys() - _NOT_TO_CLIENT:
+        return b""
     return b"".join(
         b"%b: %b\r\n" % item
         for item in reply.headers.items()
@@ -191,12 +219,11 @@ def passed_headers(reply: Reply) -> bytes:
 
 def leg_head(request_id: str, leg: Literal["p", "d"], client: dict[bytes, bytes]) -> bytes:
     """Header lines of a leg. The id is ours: two clients may use the same one (A43)."""
-    suffix = "-p" if leg == "p" else ""
-    lines = b"x-request-id: %b\r\n" % (request_id + suffix).encode()
-    for name in _PASS_TO_WORKER:
-        if name in client:
-            lines += b"%b: %b\r\n" % (name, client[name])
-    return lines
+    lines = f"x-request-id: {request_id}{'-p' if leg == 'p' else ''}\r\n".encode()
+    if _IS_PASSED.isdisjoint(client):
+        return lines
+    passed = (b"%b: %b\r\n" % (name, client[name]) for name in _PASS_TO_WORKER if name in client)
+    return lines + b"".join(passed)
 
 
 def _leg_error(error: UpstreamError) -> LegError:
@@ -243,11 +270,12 @@ def _prefill_reply(body: bytes, *, foreign: bool) -> PrefillReply:
     if reply.error is not None:
         raise LegError(f"answered 200 with an error: {_message(body)}", 502, unreachable=False)
     ours = reply.kv_transfer_params and reply.kv_transfer_params.perilune
-    details = reply.usage.prompt_tokens_details if reply.usage else None
+    usage = reply.usage
+    details = usage.prompt_tokens_details if usage else None
     cached = details.get("cached_tokens") if details else None
     return PrefillReply(
         ours.num_blocks if ours else None,
-        reply.usage.prompt_tokens if reply.usage else None,
+        usage.prompt_tokens if usage else None,
         cached if isinstance(cached, int) else None,
         params,
         details,

@@ -71,10 +71,11 @@ def read_reply(decision: Decision, body: bytes, details: dict[str, Any] | None) 
     return reply.body
 
 
-def read_stream(decision: Decision, outcome: Outcome, relay: Relay, stats: Stats) -> None:
-    """Take the outcome from a stream that has ended as it should."""
+def read_stream(
+    decision: Decision, outcome: Outcome, relay: Relay, gaps: list[float], stats: Stats
+) -> None:
+    """Take the outcome from a stream that has ended as it should; `gaps` in rising order."""
     read_first_byte(decision, outcome, relay)
-    gaps = relay.ordered_gaps()
     if gaps:
         decision.tbt_p95_seconds = gaps[min(len(gaps) - 1, int(0.95 * len(gaps)))]
         stats.tbt.observe_all(gaps)

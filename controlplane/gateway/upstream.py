@@ -17,6 +17,7 @@ from typing import Literal, cast
 from urllib.parse import urlsplit
 
 import httptools
+import msgspec
 
 from workers.core.errors import PeriluneError
 
@@ -38,38 +39,32 @@ class UpstreamError(PeriluneError):
         self.kind = kind
 
 
-class Reply:
+class Reply(msgspec.Struct, eq=False):
     """A reply as it arrives. Either `whole()` or `relay()` reads the body; `abort()` gives up."""
 
-    __slots__ = (
-        "_buffered", "_connection", "_error", "_full", "_held", "_paused", "_pieces", "_sink",
-        "_waiter", "_waiting_for", "complete", "deadline", "head_complete", "headers",
-        "last_byte_at", "patience", "splice", "status", "waiting_since",
-    )  # fmt: skip
+    _connection: "_Connection"
+    status: int = 0
+    headers: dict[bytes, bytes] = {}
+    head_complete: bool = False
+    complete: bool = False
+    _pieces: list[bytes] = []
+    _buffered: int = 0
+    _held: bool = False
+    _full: bool = False
+    _paused: bool = False
+    _sink: Callable[[bytes], None] | None = None
+    _error: UpstreamError | None = None
+    _waiter: "asyncio.Future[None] | None" = None
+    _waiting_for: str = ""
+    patience: float = 0.0  # seconds that the present wait may last
+    waiting_since: float = 0.0
+    deadline: float = 0.0
+    last_byte_at: float = 0.0
 
-    def __init__(self, connection: "_Connection") -> None:
-        self._connection = connection
-        self.status = 0
-        self.headers: dict[bytes, bytes] = {}
-        self.head_complete = False
-        self.complete = False
-        self._pieces: list[bytes] = []
-        self._buffered = 0
-        self._held = self._full = self._paused = False
-        self._sink: Callable[[bytes], None] | None = None
-        self._error: UpstreamError | None = None
-        self._waiter: asyncio.Future[None] | None = None
-        self._waiting_for = ""
-        self.patience = 0.0  # seconds that the present wait may last
-        self.waiting_since = 0.0
-        self.deadline = 0.0
-        self.last_byte_at = 0.0
-        self.splice: Callable[[bytes], bool] | None = None
-
-    async def head(self, seconds: float) -> None:
-        """Wait for status and headers. Raises `UpstreamError`; a failed reply is aborted."""
-        while not self.head_complete:
-            await self._wait(seconds, "no answer")
+    async def wait_head(self, seconds: float) -> None:
+        """Wait for status and headers, or for some of them. Raises `UpstreamError`; a failed reply
+        is aborted."""
+        await self._wait(seconds, "no answer")
 
     async def whole(self, limit: int, first_seconds: float, idle_seconds: float) -> bytes:
         """The whole body. Bounds: `limit` bytes, seconds to the first and to each next piece."""
@@ -82,12 +77,16 @@ class Reply:
             await self._wait(idle_seconds if self._pieces else first_seconds, "no next piece")
         return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
 
+    def body_if_one_piece(self) -> bytes | None:
+        """The usual case of `whole`: nothing is left to wait for."""
+        return self._pieces[0] if self.complete and len(self._pieces) == 1 else None
+
     async def first_piece(self, seconds: float) -> bytes:
         """Body bytes that have come; waits for some. b"" only for an empty body."""
         while not self._pieces and not self.complete:
             await self._wait(seconds, "no first byte")
         pieces, self._pieces, self._buffered = self._pieces, [], 0
-        return b"".join(pieces)
+        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     async def relay(
         self,
@@ -108,7 +107,7 @@ class Reply:
         self._full = False
         self._apply_pause()
         if not self.complete:
-            self.splice = splice
+            self._connection.splice_by(splice)
             await self._wait(idle_seconds, "no next piece")
 
     def pause(self) -> None:
@@ -145,6 +144,8 @@ class Reply:
             self._sink(pieces[0] if len(pieces) == 1 else b"".join(pieces))
             return
         self._pieces += pieces
+        if self.complete:
+            return
         self._buffered += sum(map(len, pieces))
         if self._buffered > _BUFFER_BYTES:
             self._full = True
@@ -172,14 +173,17 @@ class Reply:
         self._waiting_for, self.patience = what, seconds
         now = self.waiting_since = monotonic()
         self.deadline = now + seconds
-        connection.pool.watch(self)
+        pool = connection.pool
+        pool.waiting.add(self)
+        if not pool.is_ticking:
+            pool.start_ticking()
         try:
             await waiter
         except BaseException:
             self.abort()
             raise
         finally:
-            connection.pool.unwatch(self)
+            pool.waiting.discard(self)
             self._waiter = None
 
     def check_time(self, now: float) -> None:
@@ -206,7 +210,8 @@ class _Connection(asyncio.Protocol):
         self._message_complete = False
         self._keep = False
         self._chunk_done = False
-        self._between_chunks = False
+        self._splice: Callable[[bytes], bool] | None = None  # of a relay, as a chunk may begin
+        self._wanted_splice: Callable[[bytes], bool] | None = None
         self.idle_since = 0.0
         self.got_bytes = False
 
@@ -220,6 +225,12 @@ class _Connection(asyncio.Protocol):
         reply = self._reply = Reply(self)
         self._transport.write(b"".join(parts))
         return reply
+
+    def splice_by(self, splice: Callable[[bytes], bool] | None) -> None:
+        """Offer packets to `splice` from the next chunk on, until the reply is complete."""
+        self._wanted_splice = splice
+        if self._chunk_done:
+            self._splice = splice
 
     def pause_reading(self) -> None:
         if self._transport is not None:
@@ -252,12 +263,12 @@ class _Connection(asyncio.Protocol):
         reply.fail(UpstreamError("reset", f"the connection ended before the reply did{cause}"))
 
     def data_received(self, data: bytes) -> None:
+        if self._splice is not None and self._splice(data):
+            return  # the parser need not have seen it: it stays between two chunks
         reply = self._reply
         if reply is None:  # bytes that nobody asked for
             self.abort()
             return
-        if self._between_chunks and reply.splice is not None and reply.splice(data):
-            return  # the parser need not have seen it: it stays between two chunks
         self.got_bytes = True
         try:
             self._parser.feed_data(data)
@@ -265,15 +276,18 @@ class _Connection(asyncio.Protocol):
             reply.fail(UpstreamError("protocol", f"no HTTP reply: {error}"))
             self.abort()
             return
-        self._between_chunks = self._chunk_done and data.endswith(b"\r\n")
-        if self._message_complete:
+        is_complete = self._message_complete
+        if is_complete:
             # Before the last piece, so that its receiver sees a reply that is complete.
-            self._reply = None
-            reply.complete = True
+            self._reply = self._splice = self._wanted_splice = None
+            reply.complete, self._chunk_done = True, False
+        elif self._wanted_splice is not None or self._chunk_done:
+            self._chunk_done = self._chunk_done and data.endswith(b"\r\n")
+            self._splice = self._wanted_splice if self._chunk_done else None
         if self._pieces:
             pieces, self._pieces = self._pieces, []
             reply.take(pieces)
-        if self._message_complete:
+        if is_complete:
             self.pool.give_back(self, keep=self._keep)
         reply.wake()
 
@@ -328,8 +342,8 @@ class Upstream:
         self._idle: list[_Connection] = []
         self._all: set[_Connection] = set()
         self._closed = False
-        self._waiting: set[Reply] = set()
-        self._ticking = False
+        self.waiting: set[Reply] = set()  # replies whose waits are bounded by one timer for all
+        self.is_ticking = False
 
     @property
     def num_connections(self) -> int:
@@ -345,7 +359,8 @@ class Upstream:
         if kept is not None:
             reply = kept.send(*parts)
             try:
-                await reply.head(head_seconds)
+                while not reply.head_complete:
+                    await reply.wait_head(head_seconds)
             except UpstreamError as error:
                 if error.kind != "reset" or kept.got_bytes:
                     raise
@@ -353,7 +368,8 @@ class Upstream:
                 return reply
         connection = await self._connect()
         reply = connection.send(*parts)
-        await reply.head(head_seconds)
+        while not reply.head_complete:
+            await reply.wait_head(head_seconds)
         return reply
 
     def close(self) -> None:
@@ -365,7 +381,7 @@ class Upstream:
     def is_silent(self, now: float, seconds: float) -> bool:
         """Whether something is waited for, and nothing has come for so long."""
         silent = False
-        for reply in self._waiting:
+        for reply in self.waiting:
             if now - reply.last_byte_at < seconds:
                 return False
             silent |= now - reply.waiting_since >= seconds
@@ -373,7 +389,7 @@ class Upstream:
 
     def fail_waiting(self, error: UpstreamError) -> int:
         """End all waits; how many."""
-        waiting = list(self._waiting)
+        waiting = list(self.waiting)
         for reply in waiting:
             reply.fail(error)
         return len(waiting)
@@ -391,22 +407,17 @@ class Upstream:
         if connection in self._idle:
             self._idle.remove(connection)
 
-    def watch(self, reply: Reply) -> None:
-        """Have the reply's wait checked. One timer for all: a timer a wait costs more than that."""
-        self._waiting.add(reply)
-        if not self._ticking:
-            self._ticking = True
-            self._loop.call_later(TICK_SECONDS, self._tick)
-
-    def unwatch(self, reply: Reply) -> None:
-        self._waiting.discard(reply)
+    def start_ticking(self) -> None:
+        """Check who is `waiting`, now and then. A timer a wait would cost more than that."""
+        self.is_ticking = True
+        self._loop.call_later(TICK_SECONDS, self._tick)
 
     def _tick(self) -> None:
         now = monotonic()
-        for reply in list(self._waiting):
+        for reply in list(self.waiting):
             reply.check_time(now)
-        self._ticking = bool(self._waiting)
-        if self._ticking:
+        self.is_ticking = bool(self.waiting)
+        if self.is_ticking:
             self._loop.call_later(TICK_SECONDS, self._tick)
 
     def _take_idle(self) -> _Connection | None:
