@@ -205,6 +205,8 @@ class AsyncAgentClient:
                 yield reply.body
 
     async def _exchange(self, body: RequestBody) -> ReplyBody:
+        if self._calls is not None and self._calls.has_ended:  # nothing of this was said on it
+            await self._drop_calls()
         if self._calls is None:
             self._calls = await _Connection.open(self.address, self._hello, self._secret, self._tls)
             self.welcome = self._calls.welcome
@@ -267,6 +269,11 @@ class _Connection:
             raise RefusedError(refused.code, refused.message)
         connection.welcome = reply
         return connection
+
+    @property
+    def has_ended(self) -> bool:
+        """The other side or the network has ended it, as far as is known."""
+        return self._writer.is_closing() or self._reader.at_eof()
 
     def send(self, body: RequestBody) -> int:
         """ConnectionResetError where it has ended meanwhile, which uvloop would not call an OSError."""
