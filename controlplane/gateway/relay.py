@@ -4,7 +4,6 @@ Only whole events are passed on, so that an error event after a cut stands alone
 looked into, but for frames with `usage`, whose `cached_tokens` are corrected (A15).
 """
 
-from array import array
 from collections import deque
 from collections.abc import Callable
 from operator import sub
@@ -20,8 +19,8 @@ from controlplane.gateway.usage import correct_events
 
 MAX_EVENT_BYTES = 1024 * 1024
 """A longer event is passed on as it comes."""
-MAX_GAPS = 4096
-"""Gaps kept of one stream; then the oldest are overwritten."""
+MAX_GAPS = 2048
+"""Gaps between pieces of one stream; the last ones are kept."""
 TAIL_PIECES = 4
 _LONGEST_SPLICED = 4096
 _USAGE = b'"prompt_tokens"'
@@ -45,7 +44,7 @@ class Relay:
     """Sink of one streamed reply, and its timing."""
 
     __slots__ = (
-        "_client", "_head", "_num_overwritten", "_pending", "_tail", "_times", "_write_raw",
+        "_client", "_head", "_pending", "_tail", "_times", "_write_raw",
         "details", "finished", "first_at", "has_done_mark", "is_opaque", "reply",
     )  # fmt: skip
 
@@ -61,8 +60,7 @@ class Relay:
         self._head = head
         self._pending = b""
         self._tail: deque[bytes] = deque(maxlen=TAIL_PIECES)
-        self._times = array("d")  # when pieces came; a ring once it is full
-        self._num_overwritten = 0
+        self._times: deque[float] = deque(maxlen=MAX_GAPS + 1)  # when pieces came
         self.first_at = 0.0
         self.finished = False
         self.reply = reply
@@ -99,13 +97,10 @@ class Relay:
         if not data.endswith(b"\n\n\r\n") or self._pending or data.find(_USAGE) >= 0:
             return False
         now = self.reply.last_byte_at = monotonic()
-        times = self._times
-        if len(times) <= MAX_GAPS:
-            times.append(now)
-        else:
-            self._overwrite(now)
+        self._times.append(now)
         self._tail.append(data)
-        self._write_raw(data)
+        write = self._write_raw
+        write(data)
         return True
 
     def take(self, data: bytes) -> None:
@@ -113,10 +108,7 @@ class Relay:
         now = monotonic()
         if not self._times:
             self.first_at = now
-        if len(self._times) <= MAX_GAPS:
-            self._times.append(now)
-        else:
-            self._overwrite(now)
+        self._times.append(now)
         self._pass(data)
 
     def _pass(self, data: bytes) -> None:
@@ -191,9 +183,7 @@ class Relay:
 
     def ordered_gaps(self) -> list[float]:
         """Seconds between pieces, rising."""
-        times, begin = self._times, self._num_overwritten % (MAX_GAPS + 1)
-        if begin:
-            times = times[begin:] + times[:begin]
+        times = list(self._times)
         return sorted(map(sub, times[1:], times))
 
     # --- inside ---
@@ -201,10 +191,6 @@ class Relay:
     def _take_head(self) -> bytes:
         head, self._head = self._head, b""
         return head
-
-    def _overwrite(self, now: float) -> None:
-        self._times[self._num_overwritten % (MAX_GAPS + 1)] = now
-        self._num_overwritten += 1
 
     def _whole_events(self, data: bytes) -> bytes:
         data = self._pending + data

@@ -263,7 +263,8 @@ class _Connection(asyncio.Protocol):
         reply.fail(UpstreamError("reset", f"the connection ended before the reply did{cause}"))
 
     def data_received(self, data: bytes) -> None:
-        if self._splice is not None and self._splice(data):
+        splice = self._splice
+        if splice is not None and splice(data):
             return  # the parser need not have seen it: it stays between two chunks
         reply = self._reply
         if reply is None:  # bytes that nobody asked for
