@@ -15,6 +15,7 @@ from workers.client_base import (
     notice_silence,
     parse_address,
     tls_of,
+    unproved,
     with_nonce,
 )
 from workers.core.errors import AgentUnavailableError, ProtocolError, RefusedError
@@ -257,6 +258,8 @@ class _Connection:
             reply = await connection.exchange(hello)
             if isinstance(reply, Challenge):
                 reply = await connection.exchange(answer_challenge(hello, reply, address, secret))
+            elif isinstance(reply, Welcome) and secret is not None and kind != "unix":
+                reply = unproved(reply, address)
         except ssl.SSLError as error:
             writer.close()
             raise RefusedError("tls", tls_failed(address, tls_of(tls), error)) from error

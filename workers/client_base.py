@@ -14,7 +14,7 @@ from workers.cluster_secret import SECRET_FILE, find_secret
 from workers.core.control_proof import NONCE_BYTES, agent_proved, client_proof
 from workers.core.errors import RefusedError
 from workers.core.hashing import hash_test_vector
-from workers.core.messages import ClientRole, EngineRole, Hello, KvRole
+from workers.core.messages import ClientRole, EngineRole, Hello, KvRole, Refused, Welcome
 from workers.core.stats_messages import NamespaceSpec
 from workers.core.transfer_handshake import fingerprint
 from workers.core.transfer_messages import Challenge, Prove
@@ -71,6 +71,15 @@ class Backoff:
 def with_nonce(hello: Hello) -> Hello:
     """For a connection over TCP, where both sides prove the cluster secret."""
     return msgspec.structs.replace(hello, nonce=secrets.token_bytes(NONCE_BYTES))
+
+
+def unproved(said: Welcome, address: str) -> Refused:
+    """To an agent that lets us in without proving the secret that this side was given."""
+    return Refused(
+        "secret",
+        f"{address}: node {said.node_id} did not prove the cluster secret. Give its agent "
+        "--secret-folder with this cluster's secret.",
+    )
 
 
 def answer_challenge(

@@ -13,12 +13,14 @@ from workers.agent.session import Session
 from workers.core.control_proof import NONCE_BYTES, challenge, client_proved
 from workers.core.errors import ProtocolError
 from workers.core.framing import FrameBuffer, decode_request, encode_reply
-from workers.core.messages import Hello, Refused, ReplyBody, Request, Welcome
+from workers.core.messages import MAX_FRAME_BYTES, Hello, Refused, ReplyBody, Request, Welcome
 from workers.core.transfer_handshake import fingerprint
 from workers.core.transfer_messages import Challenge, Prove
 from workers.transfer_tls import is_client_hello, tls_refused
 
 HELLO_TIMEOUT_SECONDS: Final = 10.0
+MAX_HELLO_BYTES: Final = 256 * 1024
+"""Of a frame before the proof: strangers must not make the agent hold much."""
 MAX_CONNECTIONS: Final = 1024
 WRITE_BUFFER_BYTES: Final = 1 << 20
 
@@ -57,7 +59,7 @@ class Connection(asyncio.Protocol):
         self._number = number
         self._secret = secret
         self._challenged: tuple[Hello, Challenge] | None = None
-        self._frames = FrameBuffer()
+        self._frames = FrameBuffer(MAX_FRAME_BYTES if secret is None else MAX_HELLO_BYTES)
         self._session: Session | None = None
         self._transport: asyncio.Transport | None = None
         self._hello_timer: asyncio.TimerHandle | None = None
@@ -138,6 +140,7 @@ class Connection(asyncio.Protocol):
             self._refuse(seq, reply)
             return
         self._session = self._node.sessions[self._number]
+        self._frames.limit = MAX_FRAME_BYTES
         if self._hello_timer is not None:
             self._hello_timer.cancel()
         _log.info("client_joined client=%s role=%s n=%d", hello.client_id, hello.role, self._number)

@@ -60,6 +60,8 @@ SMALL_BYTES: Final = 1024
 """Fits into one packet of any network: where an MTU is wrong on the way, it still passes."""
 SMALL_TIMES: Final = 8
 LARGE_TIMES: Final = 4
+CAPPED_SECONDS: Final = 1.0
+"""Of a transfer of a probe, where a cap holds."""
 MAX_PROBES: Final = 4
 KEEP_REPORTS: Final = 64
 
@@ -335,9 +337,11 @@ class _Series:
         large_error = small_error  # where nothing small passes, nothing large does
         if not small_error:
             budget = _budget(self._run.body)
+            pieces = under_cap(pieces, self._cap())
             large_seconds, large_error = await self._repeat(pieces, LARGE_TIMES, budget)
         return TransportProbe(
             self._transport,
+            cap_bytes_per_second=self._cap(),
             small_bytes=small.num_bytes,
             small_seconds=statistics.median(small_seconds) if small_seconds else None,
             small_error=small_error,
@@ -345,6 +349,14 @@ class _Series:
             large_seconds=min(large_seconds) if large_seconds else None,
             large_error=large_error,
         )
+
+    def _cap(self) -> float:
+        """Bytes a second that the policy grants this link; 0: all."""
+        peer = self._run.body.holder.node_id
+        for link in self._engine.stats().links:
+            if (link.peer, link.transport) == (peer, self._transport):
+                return link.cap_bytes_per_second
+        return 0.0
 
     async def _repeat(
         self, pieces: list[Piece], times: int, budget: int
@@ -381,6 +393,18 @@ class _Series:
             if not future.done():
                 self._engine.cancel(request.transfer_id)
                 await asyncio.to_thread(wait, [future], STOP_SECONDS)
+
+
+def under_cap(pieces: list[Piece], bytes_per_second: float) -> list[Piece]:
+    """As many as a capped link passes in a part of `PROBE_SECONDS`; a range of one if need be. Else
+    the cap would look like a path that passes nothing large."""
+    if not bytes_per_second:
+        return pieces
+    block = pieces[0].block_length
+    room = max(SMALL_BYTES, int(bytes_per_second * CAPPED_SECONDS))
+    if room < block:
+        return [msgspec.structs.replace(pieces[0], length=room)]
+    return pieces[: room // block]
 
 
 def _budget(body: Probe) -> int:

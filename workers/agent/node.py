@@ -232,7 +232,7 @@ class Node:
             stats,
             endpoint=self.settings.peer_endpoint if self.transfers.engine else "",
             moved_bytes_total=sum(pair.bytes_total for pair in moved.pairs),
-            transfers=msgspec.structs.replace(moved, modes=self.reservations.modes.report()),
+            transfers=msgspec.structs.replace(moved, modes=self.reservations.mode_stats()),
         )
 
     def apply_cache_policy(self, policy: CachePolicy, revision: int = 0) -> None:

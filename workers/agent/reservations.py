@@ -28,10 +28,10 @@ from workers.core.pool_state import ClientRef, PoolState
 from workers.core.stats_messages import NamespaceSpec
 from workers.core.transfer_choice import PRIORS, Cost
 from workers.core.transfer_messages import Reserve, Reserved, Unreserve
-from workers.core.transfer_modes import ModeCosts
+from workers.core.transfer_modes import ModeCosts, ModeStats
 from workers.core.transfer_policy import mode_of
 from workers.core.transfer_types import Direction
-from workers.transfer.push import ReservedSlots
+from workers.transfer.push import MAX_RESERVED, ReservedSlots
 
 MAX_RUNS: Final = 1024
 MAX_REQUESTS: Final = 1024
@@ -120,7 +120,8 @@ class Reservations:
         if pool is None or reserved is None or not ways or body.namespace not in node.namespaces:
             return Reserved("pull")
         now = node.clock.monotonic()
-        if len(self._runs) >= MAX_RUNS or (body.first and not self._wants(body, pool, now)):
+        full = len(self._by_slot) + len(body.block_hashes) > MAX_RESERVED
+        if full or len(self._runs) >= MAX_RUNS or (body.first and not self._wants(body, pool, now)):
             return Reserved("pull")
         number = next(self._transfers.numbers)
         client = ClientRef(self._transfers.connection(number), body.source)
@@ -177,6 +178,11 @@ class Reservations:
     def pulled(self, source: str, num_bytes: int, seconds: float) -> None:
         """A decode leg waited so long for blocks that were pulled."""
         self.modes.observe(source, "pull", num_bytes, seconds, self._node.clock.monotonic())
+
+    def mode_stats(self) -> list[ModeStats]:
+        """How blocks come from each source, as the policy is now."""
+        policy, node_id = self._transfers.policy, self._node.node_id
+        return self.modes.report(lambda source: mode_of(policy, source, node_id))
 
     def close(self) -> None:
         """The server has been closed before: nobody writes any more."""

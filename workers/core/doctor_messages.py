@@ -145,10 +145,14 @@ class TransportProbe(msgspec.Struct, frozen=True):
     large_error: str = ""
     window_ops: int = 0  # effective queue depth
     rails: list[RdmaRailStats] = []
+    cap_bytes_per_second: float = 0.0  # that the `transfer` policy sets; 0: none
 
     @property
     def bytes_per_second(self) -> float | None:
-        return self.large_bytes / self.large_seconds if self.large_seconds else None
+        if not self.large_seconds:
+            return None
+        rate = self.large_bytes / self.large_seconds  # a burst may be quicker than a cap
+        return min(rate, self.cap_bytes_per_second or rate)
 
 
 class ProbeReport(msgspec.Struct, tag=True, frozen=True):

@@ -170,6 +170,10 @@ def _measured(
         return
     speed = _speed(name, report, source, destination)
     value = f"{numbers.moved_rate(rate)} with {numbers.stored_bytes(found.large_bytes)}"
+    cap = found.cap_bytes_per_second
+    if cap:
+        value += f", capped at {numbers.moved_rate(cap)} by the policy `transfer`"
+        speed = min(speed or cap, cap)
     if speed is None or rate >= SLOW_SHARE * speed:
         wanted = "" if speed is None else f"{numbers.moved_rate(SLOW_SHARE * speed)} or more"
         yield Check(f"{name}.bandwidth", "ok", value, wanted)

@@ -40,18 +40,19 @@ def decode_reply(document: bytes | bytearray | memoryview) -> Reply:
         raise ProtocolError(f"no reply of ours: {error}") from error
 
 
-def frame_length(head: bytes | bytearray | memoryview) -> int:
+def frame_length(head: bytes | bytearray | memoryview, limit: int = MAX_FRAME_BYTES) -> int:
     """Length of the document behind these 4 bytes. ProtocolError: longer than allowed."""
     length: int = LENGTH.unpack_from(head)[0]
-    if length > MAX_FRAME_BYTES:
-        raise ProtocolError(f"frame of {length} bytes: at most {MAX_FRAME_BYTES} are allowed")
+    if length > limit:
+        raise ProtocolError(f"frame of {length} bytes: at most {limit} are allowed")
     return length
 
 
 class FrameBuffer:
-    """Cuts a byte stream into documents. Holds at most one unfinished frame."""
+    """Cuts a byte stream into documents. Holds at most one unfinished frame, of `limit` bytes."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = MAX_FRAME_BYTES) -> None:
+        self.limit = limit
         self._buffer = bytearray()
 
     def feed(self, data: bytes) -> list[bytes]:
@@ -61,7 +62,7 @@ class FrameBuffer:
         start = 0
         while len(self._buffer) - start >= LENGTH.size:
             body = start + LENGTH.size
-            end = body + frame_length(memoryview(self._buffer)[start:body])
+            end = body + frame_length(memoryview(self._buffer)[start:body], self.limit)
             if end > len(self._buffer):
                 break
             documents.append(bytes(memoryview(self._buffer)[body:end]))

@@ -57,6 +57,7 @@ class Link:
     post_again_at: float = 0.0  # after the device took less than it was given
     post_refusals: int = 0
     last_error: str = ""
+    failed_at: float = 0.0  # when that was
     opens: int = 0
     small_ops: int = 0
     late: int = 0  # completions of ops that had been given up
@@ -71,6 +72,11 @@ class Link:
     @property
     def has_work(self) -> bool:
         return bool(self.delayed) or any(self.ready.values())
+
+    def error_since(self, at: float) -> str:
+        """What the link suffers from, or has suffered from since then; "" where that is over."""
+        over = self.state is LinkState.UP and self.failed_at < at
+        return "" if over else self.last_error
 
     @property
     def window_ops(self) -> int:

@@ -8,6 +8,7 @@ fades back to the prior, so that the other way is tried again.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -21,6 +22,7 @@ LOCATE_SECONDS: Final = 0.002
 """Before a pull moves its first byte: two round trips between agents, and their queues."""
 LEFT_SHARE: Final = 0.25
 """Of a prompt's bytes that a push still has to move when prefill ends: its last chunk's."""
+SET: Final = "set for this pair"
 _WEIGHT: Final = 0.2
 _HALF_LIFE_SECONDS: Final = 300.0
 _FAILURE_SECONDS: Final = 1.0
@@ -108,18 +110,19 @@ class ModeCosts:
         push = _faded(found, "push", num_bytes, push, now)
         push += found.failures * _FAILURE_SECONDS * 0.5 ** ((now - found.failed_at) / 30.0)
         mode: Mode = forced or ("push" if push < pull else "pull")
-        why = "set for this pair" if forced else (
+        why = SET if forced else (
             f"a request waits {pull * 1000:.3g} ms for a pull of {num_bytes} bytes, "
             f"{push * 1000:.3g} ms for a push"
         )  # fmt: skip
         found.last = Choice(mode, why, num_bytes, pull, push)
         return found.last
 
-    def report(self) -> list[ModeStats]:
-        """By source, of those for which there was anything to choose."""
+    def report(self, forced: Callable[[str], Mode | None] = lambda source: None) -> list[ModeStats]:
+        """By source, of those for which there was anything to choose. `forced` is what is set by now:
+        a source that is told to wait for pulls asks no more."""
         return [
             ModeStats(
-                source, found.last.mode, found.last.why, found.last.num_bytes,
+                source, *_as_set(found.last, forced(source)), found.last.num_bytes,
                 found.last.pull_seconds, found.last.push_seconds,
                 found.counts["pull"], found.counts["push"], found.failed_pushes,
             )
@@ -136,6 +139,10 @@ class ModeCosts:
             found = self._sources[source] = _Measured()
         found.used_at = now
         return found
+
+
+def _as_set(last: Choice, forced: Mode | None) -> tuple[Mode, str]:
+    return (last.mode, last.why) if forced is None else (forced, SET)
 
 
 def _faded(found: _Measured, mode: Mode, num_bytes: int, prior: float, now: float) -> float:

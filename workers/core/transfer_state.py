@@ -222,7 +222,7 @@ class Transfers:
         """The endpoint is gone: retry what flew, count it against the peer."""
         if link.state is LinkState.IDLE:
             return
-        link.last_error = event.text or str(event.cause)
+        link.last_error, link.failed_at = event.text or str(event.cause), now
         self._lose(link, event.cause, now)
         fallen: Cause | None = None
         if event.cause is Cause.INCARNATION:
@@ -444,7 +444,7 @@ class Transfers:
         if job.done and self.jobs.pop(job.request.transfer_id, None) is not None:
             self._ending.pop(job.request.transfer_id, None)
             link.forget(job)
-            self._out.append(Finish(job.result(now, link.last_error)))
+            self._out.append(Finish(job.result(now, link.error_since(job.submitted_at))))
 
     def _tick(self, now: float) -> None:
         while self._deadlines and self._deadlines[0][0] <= now:

@@ -107,11 +107,13 @@ class TransferEngine:
     # --- callers ----------------------------------------------------------------------------
 
     def set_peer(self, peer: PeerAddress) -> None:
-        """Make a peer known, or known by other addresses. ValueError: there are too many."""
+        """Make a peer known, or known by other addresses. Of too many, the one that was not set for
+        longest is forgotten: names of nodes come and go."""
         with self._lock:
-            if peer.node_id not in self._peers and len(self._peers) >= MAX_PEERS:
-                raise ValueError(f"peer {peer.node_id}: {MAX_PEERS} are known; forget one first")
+            self._peers.pop(peer.node_id, None)
             self._peers[peer.node_id] = peer
+            if len(self._peers) > MAX_PEERS:
+                del self._peers[next(iter(self._peers))]
 
     def forget_peer(self, node_id: str) -> None:
         with self._lock:

@@ -16,6 +16,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Final
 
 import msgspec
@@ -138,7 +139,9 @@ class TcpServer:
                 if not _speaks_tls(raw):
                     self._refuse_plain(raw)
                     return
+                raw.settimeout(HANDSHAKE_SECONDS)  # for all of it: the kernel's are for each call
                 sock = self._tls.wrap_socket(raw, server_side=True)
+                sock.settimeout(None)
             if _shake_hands(sock, self.responder()):
                 _bound(sock, IDLE_SECONDS, SEND_SECONDS)
                 _Connection(self, sock).run()
@@ -162,7 +165,7 @@ class TcpServer:
         self.refused += 1
         _log.warning("transfer_refused code=tls node=%s: a peer came without TLS", self.node_id)
         refused = Refused("tls", plain_refused(self.node_id, self._tls_name))
-        _receive_document(sock)
+        _receive_document(sock, time.monotonic() + HANDSHAKE_SECONDS)
         reply = msgspec.msgpack.encode(refused)
         sock.sendall(wire.FRAME.pack(len(reply)) + reply)
 
@@ -310,20 +313,23 @@ class _Connection:
 
 def _shake_hands(sock: socket.socket, responder: Responder) -> bool:
     """False: the peer was refused, and has been told why."""
+    until = time.monotonic() + HANDSHAKE_SECONDS
     while not responder.done and responder.refused is None:
-        reply = responder.receive(_receive_document(sock))
+        reply = responder.receive(_receive_document(sock, until))
         sock.sendall(wire.FRAME.pack(len(reply)) + reply)
     return responder.done
 
 
-def _receive_document(sock: socket.socket) -> bytes:
+def _receive_document(sock: socket.socket, until: float) -> bytes:
+    """TimeoutError: it is not here by then (and one call's timeout). A peer that sends a byte now and
+    then must not keep one of the few connections."""
     head = memoryview(bytearray(wire.FRAME.size))
-    _fill(sock, head)
+    _fill(sock, head, until)
     length: int = wire.FRAME.unpack(head)[0]
     if length > MAX_HANDSHAKE_BYTES:
         raise ProtocolError(f"handshake of {length} bytes")
     document = bytearray(length)
-    _fill(sock, memoryview(document))
+    _fill(sock, memoryview(document), until)
     return bytes(document)
 
 
@@ -332,12 +338,14 @@ def _speaks_tls(sock: socket.socket) -> bool:
     return is_client_hello(sock.recv(FIRST_BYTES, socket.MSG_PEEK | socket.MSG_WAITALL))
 
 
-def _fill(sock: socket.socket, view: memoryview) -> None:
+def _fill(sock: socket.socket, view: memoryview, until: float = inf) -> None:
     """EOFError: the peer left. OSError: it broke, or was silent for too long."""
     got = sock.recv_into(view, len(view), _wait_all(sock))
     while got < len(view):
         if not got:
             raise EOFError("the peer left")
+        if time.monotonic() >= until:
+            raise TimeoutError("the peer took too long")
         more = sock.recv_into(view[got:], len(view) - got, _wait_all(sock))
         if not more:
             raise EOFError("the peer left")

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from workers.agent.doctor import under_cap
 from workers.client import AgentClient
 from workers.clock import SystemClock
 from workers.core.doctor_messages import (
@@ -29,6 +30,7 @@ from workers.core.hashing import block_hashes, namespace_digest, root_hash
 from workers.core.messages import Done, StoredSlot
 from workers.core.stats_messages import NamespaceSpec
 from workers.core.transfer_messages import HolderRef
+from workers.core.transfer_types import Piece
 from workers.pool.arena import Slab
 
 WAIT_SECONDS = 60.0
@@ -160,6 +162,15 @@ def test_a_transport_that_the_peer_has_not(nodes: list[Node]) -> None:
     one, two = nodes
     (found,) = probe(two, one.holder, transports=["rdma"]).transports
     assert not found.offered
+
+
+def test_a_probe_stays_under_a_cap() -> None:
+    block = 1 << 20
+    pieces = [Piece(i, 1, i, 1, b"k" * 16, block) for i in range(8)]
+    assert under_cap(pieces, 0.0) == pieces
+    assert under_cap(pieces, 3.5 * block) == pieces[:3]
+    [part] = under_cap(pieces, 12_500.0)
+    assert part.num_bytes == 12_500, "larger than a packet, and here in a second"
 
 
 def test_who_may_ask(nodes: list[Node]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,11 +14,13 @@ import pytest
 from fetching import WAIT_SECONDS, Node, check_bytes, fetch, settled, store
 
 from workers.client import AgentClient
+from workers.client_async import AsyncAgentClient
 from workers.core.cache_messages import PinChains, Selection, Slice
 from workers.core.errors import RefusedError
+from workers.core.framing import LENGTH
 from workers.core.hashing import block_hashes, namespace_digest, root_hash
-from workers.core.messages import LookupReply
-from workers.core.stats_messages import NamespaceSpec
+from workers.core.messages import GetStats, LookupReply
+from workers.core.stats_messages import NamespaceSpec, PoolStats
 from workers.core.transfer_messages import HolderRef
 
 Pair = tuple[Node, Node]
@@ -172,6 +175,25 @@ def test_c09_another_life_of_the_holder_is_not_read(
     assert settled(two, namespace, keys[:8]).num_held == 0
     fetch(two, one.holder, namespace, keys[:8])
     assert settled(two, namespace, keys[:8]).num_held == 8
+
+
+def test_strangers_cannot_make_an_agent_hold_much(make_pair: MakePair) -> None:
+    one, _ = make_pair()
+    with socket.create_connection(("127.0.0.1", one.port), timeout=20) as sock:
+        sock.sendall(LENGTH.pack(16 << 20))
+        assert b"at most" in sock.recv(4096)
+
+
+async def test_who_has_a_secret_talks_to_no_agent_that_does_not_prove_it(
+    make_agent: Callable[..., Any], free_port: Callable[[], int]
+) -> None:
+    port = free_port()
+    agent = make_agent("--node-id", "n1", "--tcp", f"127.0.0.1:{port}")
+    agent.start()
+    client = AsyncAgentClient(f"tcp:127.0.0.1:{port}", agent.hello("agent", "n2"), 10.0, b"s" * 32)
+    with pytest.raises(RefusedError, match="n1 did not prove the cluster secret"):
+        await client.call(GetStats(), PoolStats)
+    await client.close()
 
 
 def test_nothing_is_told_without_the_cluster_secret(

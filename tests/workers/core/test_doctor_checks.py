@@ -249,6 +249,13 @@ class TestPair:
         assert check.state == "warn"
         assert "100 Gbps" in check.wanted
 
+    def test_a_cap_is_no_slow_link(self) -> None:
+        capped = msgspec.structs.replace(passed("tcp", 2e9), cap_bytes_per_second=1e6)
+        assert capped.bytes_per_second == 1e6, "a burst is quicker"
+        check = only(pair_checks(probe(capped), ONE, TWO), "tcp.bandwidth")
+        assert check.state == "ok"
+        assert "capped at 1 MB/s" in check.value
+
     def test_shared_memory_between_machines_is_no_fault(self) -> None:
         two = msgspec.structs.replace(TWO, host=host(host_id="boot-2"))
         dead = TransportProbe("shm", small_error="connection: no such file", large_error="x")

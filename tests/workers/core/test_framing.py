@@ -38,6 +38,12 @@ def test_garbage_is_a_protocol_error(document: bytes) -> None:
             decode(document)
 
 
+def test_strangers_get_less_room() -> None:
+    frames = FrameBuffer(100)
+    with pytest.raises(ProtocolError, match="at most 100"):
+        frames.feed(LENGTH.pack(101))
+
+
 def test_too_long_frames_are_refused_on_both_sides() -> None:
     with pytest.raises(ProtocolError, match="at most"):
         FrameBuffer().feed(LENGTH.pack(MAX_FRAME_BYTES + 1))

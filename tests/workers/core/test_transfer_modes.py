@@ -51,6 +51,14 @@ def test_what_is_set_wins_and_is_shown() -> None:
     assert shown.push_seconds == pytest.approx(chosen.push_seconds)
 
 
+def test_what_is_set_since_the_last_choice_is_shown() -> None:
+    """A source that was told to wait for pulls asks no more: its last question says push for ever."""
+    costs = ModeCosts()
+    assert costs.choose("n1", 64 * MB, TCP, 0.0).mode == "push"
+    [shown] = costs.report(lambda source: "pull" if source == "n1" else None)
+    assert (shown.mode, shown.why) == ("pull", "set for this pair")
+
+
 def test_sources_are_bounded() -> None:
     costs = ModeCosts()
     for number in range(MAX_PEERS + 10):

@@ -27,7 +27,7 @@ from workers.core.transfer_types import (
     TransferResult,
 )
 from workers.transfer.base import PeerAddress
-from workers.transfer.engine import TransferEngine
+from workers.transfer.engine import MAX_PEERS, TransferEngine
 from workers.transfer.memory import Faults
 
 BLOCK = 256 * 1024 - 64
@@ -372,6 +372,15 @@ class TestChoice:
         node = make_node()
         with pytest.raises(ValueError, match="no address of it is known"):
             node.run(0, peer="nobody")
+
+    def test_names_of_peers_come_and_go(self, make_node: Callable[..., Node]) -> None:
+        """Each node that was replaced has left a name behind: that must not shut the door."""
+        node = make_node("memory")
+        for number in range(MAX_PEERS + 5):
+            node.engine.set_peer(PeerAddress(f"old-{number}", {"tcp": "127.0.0.1:1"}))
+        node.engine.set_peer(node.peer)
+        node.rig.fill(1)
+        assert not node.run(1).missing
 
 
 class TestStats:

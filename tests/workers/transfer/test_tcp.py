@@ -18,6 +18,7 @@ import pytest
 
 from workers.core.transfer_handshake import Initiator, SlabFacts
 from workers.core.transfer_types import Cause, Direction, Op, Piece
+from workers.transfer import tcp_server
 from workers.transfer import tcp_wire as wire
 from workers.transfer.base import PeerAddress
 from workers.transfer.tcp import TcpTransport
@@ -72,6 +73,22 @@ class TestStrangers:
             with contextlib.suppress(ConnectionResetError):
                 assert sock.recv(1 << 20) == b""
         assert rig.servers[0].served_bytes == 0
+
+    def test_who_sends_a_byte_now_and_then_is_let_go(
+        self, rig: Rig, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(tcp_server, "HANDSHAKE_SECONDS", 1)
+        with dial(rig.serve()) as sock:
+            sock.sendall(struct.pack("<I", 1000))
+            began = time.monotonic()
+            with contextlib.suppress(ConnectionError):
+                while time.monotonic() < began + 20:
+                    sock.sendall(b"x")
+                    sock.settimeout(0.4)
+                    with contextlib.suppress(TimeoutError):
+                        assert sock.recv(1) == b""
+                        break
+            assert time.monotonic() - began < 15
 
     def test_a_recorded_proof_opens_nothing(self, rig: Rig) -> None:
         """Nonces differ each time: what was overheard is of no use."""

@@ -117,13 +117,16 @@ class RdmaServer:
             thread.start()
 
     def _serve(self, sock: socket.socket) -> None:
-        connection = _Connection(self, FramedSocket(sock))
+        connection: _Connection | None = None
         try:
+            connection = _Connection(self, FramedSocket(sock))
             connection.run()
         except (OSError, ProtocolError, EOFError, ValueError) as error:
-            _log.debug("RDMA connection of %s ended: %s", connection.peer, error)
+            peer = "(unknown)" if connection is None else connection.peer
+            _log.debug("RDMA connection of %s ended: %s", peer, error)
         finally:
-            connection.close()
+            if connection is not None:
+                connection.close()
             with self._lock:
                 self._connections.pop(sock, None)
             sock.close()
