@@ -17,6 +17,7 @@ from workers.core.transfer_handshake import (
     check_facts,
     fingerprint,
 )
+from workers.core.transfer_link import Link, LinkState
 from workers.core.transfer_pacing import (
     Breaker,
     BreakerState,
@@ -31,12 +32,23 @@ from workers.core.transfer_types import (
     LinkId,
     Priority,
     Timing,
+    TransferLimits,
     TransferResult,
     TransferState,
 )
 
 SECRET, OTHER = b"a" * 32, b"b" * 32
 FACTS = SlabFacts(8192, 64, 10, {b"n" * 32: 8000})
+
+
+class TestLink:
+    def test_an_error_that_is_over_explains_no_later_failure(self) -> None:
+        link = Link(LinkId("b", "tcp"), TransferLimits(), RetryBudget(1, 0.1), Breaker(3, 0.1, 1.0))
+        link.last_error, link.failed_at = "the cable was out", 50.0
+        assert link.error_since(60.0) == "the cable was out", "it is down still"
+        link.state = LinkState.UP
+        assert link.error_since(40.0) == "the cable was out", "a transfer that met it"
+        assert link.error_since(60.0) == ""
 
 
 class TestTokenBucket:

@@ -435,20 +435,6 @@ class TestCases:
         assert len(shell.posted) == 2 * 4
         assert shell.now - started < 5.0
 
-    def test_an_error_that_is_over_explains_no_later_failure(self, shell: Shell) -> None:
-        shell.submit(1)
-        shell.open()
-        shell.feed(Down(LINK, Cause.CONNECTION, "the cable was out"))
-        shell.sleep_until_wake()
-        shell.open()
-        shell.complete(1)
-        shell.commands.clear()
-        shell.now += 1.0
-        shell.submit(1, transfer_id="later")
-        shell.complete(1, Cause.STALE)
-        assert shell.result.missing == {0: Cause.STALE}
-        assert shell.result.detail == ""
-
     def test_c16_a_device_that_takes_nothing_is_given_up(self, shell: Shell) -> None:
         shell.take = 0
         shell.submit(2)
