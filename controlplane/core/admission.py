@@ -1,6 +1,7 @@
 """SLO admission: reject at once what would come too late (R31)."""
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -80,9 +81,9 @@ class Admission(msgspec.Struct, frozen=True, gc=False):
 ADMITTED = Admission(admitted=True)
 
 
-def admit(slo: Slo, predicted: Predicted, draw: float = 1.0, probe_share: float = 0.0) -> Admission:
-    """`off` asks nothing, `observe` only says so, `enforce` rejects, but for a probe where `draw`
-    (uniform in [0, 1)) is below `probe_share`."""
+def admit(slo: Slo, predicted: Predicted, is_probe: Callable[[], bool] | None = None) -> Admission:
+    """`off` asks nothing, `observe` only says so, `enforce` rejects, but for a probe: `is_probe` is
+    asked for each would-be rejection."""
     if slo.mode == "off":
         return ADMITTED
     ttft, tbt = predicted.ttft_seconds, predicted.tbt_seconds
@@ -96,7 +97,7 @@ def admit(slo: Slo, predicted: Predicted, draw: float = 1.0, probe_share: float 
         f"predicted {what.upper()} {duration(value)} breaks the SLO of {duration(limit)}"
         f" by {duration(value - limit)}"
     )
-    if slo.mode == "observe" or draw < probe_share:
+    if slo.mode == "observe" or (is_probe is not None and is_probe()):
         return Admission(True, reason, what, None, value, limit, probe=True)
     seconds = retry_after(value - limit, predicted.wait_seconds, slo.retry_after_max_seconds)
     return Admission(False, reason, what, seconds, value, limit)

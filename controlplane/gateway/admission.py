@@ -18,6 +18,7 @@ from controlplane.core.admission import (
 )
 from controlplane.core.dispatch_queue import QueueRules
 from controlplane.core.error_window import ErrorWindow, Level
+from controlplane.core.probes import ProbeTurns
 from controlplane.gateway.stats import Stats
 from controlplane.gateway.wire import Decision, Verdict
 
@@ -75,6 +76,8 @@ class Desk:
     def __init__(self, stats: Stats, rng: Random) -> None:
         self._stats = stats
         self._rng = rng
+        self._probes = ProbeTurns()
+        self._probe_share = 0.0  # of the request that is judged
         self._errors: dict[str, _Errors] = {}
 
     def judge(
@@ -101,7 +104,11 @@ class Desk:
             if tbt is not None:
                 tbt = errors.tbt.quantile(tbt, slo.percentile, now)
             predicted = Predicted(ttft, predicted.wait_seconds, tbt)
-        return admit(slo, predicted, self._rng.random(), policies.admission.probe_share)
+        self._probe_share = policies.admission.probe_share
+        return admit(slo, predicted, self._is_probe)
+
+    def _is_probe(self) -> bool:
+        return self._probes.is_due(self._probe_share, self._rng.random())
 
     def rest_seconds(self, slo: Slo, model: str, rest_seconds: float, now: float) -> float:
         """From the turn to the first token, as the SLO's percentile keeps it."""

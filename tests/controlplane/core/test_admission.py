@@ -48,12 +48,14 @@ def test_retry_after_comes_from_the_queue(
 
 def test_a_probe_is_let_in_and_named() -> None:
     slo = Slo("enforce", max_ttft_seconds=1.0)
-    probe = admit(slo, LATE, draw=0.04, probe_share=0.05)
+    probe = admit(slo, LATE, lambda: True)
     assert (probe.admitted, probe.probe, probe.breaks) == (True, True, "ttft")
     assert (probe.predicted_seconds, probe.limit_seconds) == (2.31, 1.0)
-    assert not admit(slo, LATE, draw=0.05, probe_share=0.05).admitted
+    assert not admit(slo, LATE, lambda: False).admitted
     assert admit(Slo("observe", max_ttft_seconds=1.0), LATE).probe
-    assert not admit(slo, Predicted(0.5, 0.0), draw=0.0, probe_share=1.0).probe
+    asked: list[bool] = []
+    assert not admit(slo, Predicted(0.5, 0.0), lambda: bool(asked.append(True))).probe
+    assert asked == []  # only would-be rejections are counted
 
 
 @pytest.mark.parametrize(("asked", "allowed", "priority"), [

@@ -239,14 +239,14 @@ async def test_probes_are_let_in_and_judged(rig: Any, eventually: Any) -> None:
     slo = rig.policy("slo", mode="enforce", max_ttft_ms=1)
     rig.policies = [slo, rig.policy("admission", probe_share=0.5)]
     await rig.start()
-    rig.gateway.cluster.desk._rng = FixedDraw(0.49)
+    rig.gateway.cluster.desk._rng = FixedDraw(0.0)  # each distance the shortest: 1 of 0.5 / 0.5
     assert (await rig.complete(prompt=PROMPT, stream=True)).status_code == 200
     record = await rig.control_plane.ended("finished_length")
     verdict = record.admission
     assert (verdict.gate, verdict.probe, verdict.met) == ("ttft", True, False)
     assert verdict.measured_seconds == record.ttft_seconds
     assert verdict.limit_seconds == 0.001
-    rig.gateway.cluster.desk._rng = FixedDraw(0.5)
+    await rig.publish(policies=[slo, rig.policy("admission", 2, probe_share=0)])
     assert (await rig.complete(prompt=PROMPT, stream=True)).status_code == 429
     stats = rig.gateway.stats
     assert (stats.probes, stats.probes_met, stats.rejected) == (1, 0, 1)
