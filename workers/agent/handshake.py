@@ -8,9 +8,11 @@ from typing import Final
 from workers.core.hashing import PUBLISHED_TEST_VECTOR
 from workers.core.messages import PROTOCOL_VERSION, Hello, LegReport, Refused
 from workers.core.stats_messages import NamespaceSpec
+from workers.core.transfer_messages import Reserve
 
 MAX_NAMESPACES: Final = 256
 MAX_ID_CHARS: Final = 200
+MAX_CHAIN_BLOCKS: Final = 1 << 24
 
 
 def check_hello(hello: Hello) -> Refused | None:
@@ -69,6 +71,21 @@ def check_leg_report(report: LegReport) -> Refused | None:
     ]
     if not all(map(math.isfinite, seconds)):
         return Refused("leg_report", "A wait is no finite number of seconds.")
+    return None
+
+
+def check_reserve(body: Reserve) -> Refused | None:
+    """As with reports of legs: it shows in this node's statistics, and goes on to the control plane."""
+    if not 0 < len(body.source) <= MAX_ID_CHARS or len(body.owner) > MAX_ID_CHARS:
+        return Refused("reserve", f"source and owner have 1 to {MAX_ID_CHARS} characters.")
+    if not (0 <= body.latency_seconds < math.inf and 0 <= body.bytes_per_second < math.inf):
+        return Refused(
+            "reserve",
+            f"latency_seconds = {body.latency_seconds}, bytes_per_second = "
+            f"{body.bytes_per_second}: each is a finite number from 0 up.",
+        )
+    if not 0 <= body.num_total <= MAX_CHAIN_BLOCKS:
+        return Refused("reserve", f"num_total = {body.num_total}: at most {MAX_CHAIN_BLOCKS}.")
     return None
 
 

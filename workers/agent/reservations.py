@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
+from workers.agent.handshake import check_reserve
 from workers.agent.pool_requests import short_tenant
 from workers.agent.session import Session
 from workers.agent.transfers import NodeTransfers
@@ -115,6 +116,8 @@ class Reservations:
                 "role", f"Reserve of {body.owner!r} from a {session.hello.role}: agents may, for a "
                 "transfer."
             )  # fmt: skip
+        if (refused := check_reserve(body)) is not None:
+            return refused
         reserved = self._transfers.reserved
         ways = self._transfers.pushed_by
         if pool is None or reserved is None or not ways or body.namespace not in node.namespaces:

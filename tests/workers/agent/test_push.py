@@ -229,6 +229,29 @@ def test_only_agents_reserve_and_only_for_transfers(
         source.call(msgspec.structs.replace(body, owner="operator:x"), Reserved)
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"latency_seconds": float("nan"), "bytes_per_second": 1e9},
+        {"latency_seconds": 0.001, "bytes_per_second": float("inf")},
+        {"num_total": 1 << 60},
+        {"num_total": -1},
+        {"source": "n" * 1000},
+    ],
+)
+def test_what_would_spoil_every_heartbeat_is_refused(
+    pair: Pair,
+    namespace: bytes,
+    keys: list[bytes],
+    source: AgentClient,
+    wrong: dict[str, Any],
+) -> None:
+    body = Reserve("transfer:t", namespace, b"", keys[:2], "n1", first=True)
+    with pytest.raises(RefusedError, match=r"^reserve|source and owner|latency_seconds|num_total"):
+        source.call(msgspec.structs.replace(body, **wrong), Reserved)
+    assert pair[1].client.stats().transfers.modes == []
+
+
 def test_a_chain_without_blocks_or_to_itself_is_no_push(
     pair: Pair, namespace: bytes, keys: list[bytes]
 ) -> None:
