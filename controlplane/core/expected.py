@@ -38,7 +38,10 @@ class ExpectedBlocks:
 
     def end(self, leg: str) -> None:
         """It has ended, one way or another. Idempotent."""
-        node_id, keys = self._legs.pop(leg, ("", ()))
+        known = self._legs.pop(leg, None)
+        if known is None:
+            return
+        node_id, keys = known
         for key in keys:
             nodes = self._counts[key]
             if nodes[node_id] > 1:

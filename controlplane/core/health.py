@@ -76,6 +76,11 @@ class DataPathHealth:
 
     _workers: dict[str, _Worker] = field(default_factory=dict)
 
+    @property
+    def is_sound(self) -> bool:
+        """No worker has failed lately: none is paused."""
+        return not self._workers
+
     def is_paused(self, worker_id: str, now: float) -> bool:
         """Ejected, or its one trial is under way."""
         worker = self._workers.get(worker_id)
@@ -86,7 +91,7 @@ class DataPathHealth:
     @property
     def has_ejected(self) -> bool:
         """Whether `overdue` is worth asking."""
-        return any(worker.is_open for worker in self._workers.values())
+        return bool(self._workers) and any(worker.is_open for worker in self._workers.values())
 
     def overdue(self, worker_id: str, now: float) -> float | None:
         """Seconds for which the worker could have had its trial; None: it is due none."""

@@ -8,10 +8,10 @@ Leg 2 may be sent while leg 1 runs (early): the request is `prefilling` until le
 goes on to `decoding` without a handover.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final, get_args
 
 import msgspec
 
@@ -135,47 +135,58 @@ class Lifecycle:
     def handle(self, event: Event) -> Sequence[Command]:
         """Commands in the order to perform them. Raises `InvalidTransitionError`."""
         self.story.append(event)
-        match event:
-            case SlotTaken(worker_id):
-                self._expect(event, not self.is_decoding)
-                self.slot_worker = worker_id
-                return _NOTHING
-            case PrefillStarted(worker_id):
-                self._expect(event, not self.prefill_worker)
-                self.state, self.prefill_worker = State.PREFILLING, worker_id
-                self.may_have_pins = True
-                return _NOTHING
-            case PrefillEnded():
-                self._expect(event, bool(self.prefill_worker))
-                self.state = State.DECODING if self.is_decoding else State.HANDING_OVER
-                return self._end_prefill()
-            case DecodeStarted():
-                self._expect(event, bool(self.slot_worker) and not self.is_decoding)
-                self.is_decoding = True
-                if not self.prefill_worker:
-                    self.state = State.DECODING
-                return _NOTHING
-            case DecodeRetried():
-                self._expect(event, self.is_decoding)
-                self.is_decoding = False
-                if not self.prefill_worker:
-                    self.state = State.HANDING_OVER
-                return _NOTHING
-            case Rejected() | Finished() | Failed() | ClientLeft():
-                return self._over(event)
+        return _HANDLERS[type(event)](self, event)
 
-    def _over(self, event: Rejected | Finished | Failed | ClientLeft) -> Sequence[Command]:
-        match event:
-            case Rejected():
-                self._expect(event, self.state is State.WAITING and not self.slot_worker)
-                return self._end(State.REJECTED)
-            case Finished():
-                self._expect(event, self.state is State.DECODING)
-                return self._end(State.DONE)
-            case Failed():
-                return self._end_if_open(State.FAILED)
-            case ClientLeft():
-                return self._end_if_open(State.CANCELLED)
+    def _slot_taken(self, event: SlotTaken) -> Sequence[Command]:
+        if self.state in ENDS or self.is_decoding:
+            raise self._invalid(event)
+        self.slot_worker = event.worker_id
+        return _NOTHING
+
+    def _prefill_started(self, event: PrefillStarted) -> Sequence[Command]:
+        if self.state in ENDS or self.prefill_worker:
+            raise self._invalid(event)
+        self.state, self.prefill_worker = State.PREFILLING, event.worker_id
+        self.may_have_pins = True
+        return _NOTHING
+
+    def _prefill_ended(self, event: PrefillEnded) -> Sequence[Command]:
+        if self.state in ENDS or not self.prefill_worker:
+            raise self._invalid(event)
+        self.state = State.DECODING if self.is_decoding else State.HANDING_OVER
+        return self._end_prefill()
+
+    def _decode_started(self, event: DecodeStarted) -> Sequence[Command]:
+        if self.state in ENDS or not self.slot_worker or self.is_decoding:
+            raise self._invalid(event)
+        self.is_decoding = True
+        if not self.prefill_worker:
+            self.state = State.DECODING
+        return _NOTHING
+
+    def _decode_retried(self, event: DecodeRetried) -> Sequence[Command]:
+        if self.state in ENDS or not self.is_decoding:
+            raise self._invalid(event)
+        self.is_decoding = False
+        if not self.prefill_worker:
+            self.state = State.HANDING_OVER
+        return _NOTHING
+
+    def _rejected(self, event: Rejected) -> Sequence[Command]:
+        if self.state is not State.WAITING or self.slot_worker:
+            raise self._invalid(event)
+        return self._end(State.REJECTED)
+
+    def _finished(self, event: Finished) -> Sequence[Command]:
+        if self.state is not State.DECODING:
+            raise self._invalid(event)
+        return self._end(State.DONE)
+
+    def _failed(self, _: Failed) -> Sequence[Command]:
+        return _NOTHING if self.state in ENDS else self._end(State.FAILED)
+
+    def _client_left(self, _: ClientLeft) -> Sequence[Command]:
+        return _NOTHING if self.state in ENDS else self._end(State.CANCELLED)
 
     def check_integrity(self) -> None:
         """An ended request holds nothing; the state says which leg is in flight."""
@@ -188,9 +199,6 @@ class Lifecycle:
         assert bool(self.prefill_worker) == (self.state is State.PREFILLING), self.story
         assert self.is_decoding or self.state is not State.DECODING, self.story
         assert self.slot_worker or not self.is_decoding, self.story
-
-    def _end_if_open(self, state: State) -> Sequence[Command]:
-        return _NOTHING if self.state in ENDS else self._end(state)
 
     def _end(self, state: State) -> Sequence[Command]:
         commands = self._end_prefill()
@@ -210,7 +218,20 @@ class Lifecycle:
         worker_id, self.prefill_worker = self.prefill_worker, ""
         return [EndPrefillLoad(worker_id)]
 
-    def _expect(self, event: Event, is_possible: bool) -> None:
-        if self.state in ENDS or not is_possible:
-            story = " > ".join(type(event).__name__ for event in self.story)
-            raise InvalidTransitionError(f"{event} in {self.state}: {story}")
+    def _invalid(self, event: Event) -> InvalidTransitionError:
+        story = " > ".join(type(event).__name__ for event in self.story)
+        return InvalidTransitionError(f"{event} in {self.state}: {story}")
+
+
+_HANDLERS: Final[Mapping[type, Callable[[Lifecycle, Any], Sequence[Command]]]] = {
+    Rejected: Lifecycle._rejected,
+    SlotTaken: Lifecycle._slot_taken,
+    PrefillStarted: Lifecycle._prefill_started,
+    PrefillEnded: Lifecycle._prefill_ended,
+    DecodeStarted: Lifecycle._decode_started,
+    DecodeRetried: Lifecycle._decode_retried,
+    Finished: Lifecycle._finished,
+    Failed: Lifecycle._failed,
+    ClientLeft: Lifecycle._client_left,
+}
+assert set(_HANDLERS) == set(get_args(Event)), "an event without a handler"

@@ -66,6 +66,7 @@ class WorkerState:
     decode_times: DecodeModel = field(default_factory=DecodeModel)
     prefill_queue: PrefillQueue = field(default_factory=PrefillQueue)
     kv_capacity_tokens: int | None = None  # of the engine's own memory; None: it has not said
+    decode_cap: int = 0  # by its row and the scheduling policy
     _prefilled: deque[tuple[int, int, float]] = field(default_factory=lambda: deque(maxlen=16))
     _decoded: deque[tuple[int, float, int]] = field(default_factory=lambda: deque(maxlen=16))
 
@@ -123,6 +124,9 @@ class Policies:
         return self
 
 
+_NO_POLICIES = Policies()
+
+
 class Cluster:
     """Applied views act on the next request. All methods are of the event loop's thread."""
 
@@ -147,6 +151,7 @@ class Cluster:
         self.geometries: dict[str, Geometry] = {}  # by the model's path, as far as read
         self._output_tokens: dict[str, Average] = {}  # by model: what requests generate lately
         self._policies: dict[str, Policies] = {}
+        self._ready: dict[tuple[str, str], list[WorkerState]] = {}  # by model and role
         self._waiters: dict[str, asyncio.Future[str]] = {}  # request -> granted worker
         self._bad_url = ""  # said last
         self.modes: dict[str, str] = {}  # model -> how its requests run
@@ -161,6 +166,7 @@ class Cluster:
             view = msgspec.structs.replace(view, workers=workers)
         self.view, self.has_view = view, True
         self._apply_workers(view.workers)
+        self._ready = {}
         self.with_blocks = {row.model for row in view.workers if row.namespace is not None}
         self.models = {model.id: model for model in view.models}
         for worker in view.workers:
@@ -213,6 +219,8 @@ class Cluster:
         self.modes = modes
 
     def _apply_limits(self) -> None:
+        for state in self.workers.values():
+            state.decode_cap = self.decode_cap(state.row)
         limits = {
             row.id: SlotLimit(row.model, self.decode_cap(row) if row.state == "ready" else 0)
             for row in self.view.workers
@@ -228,22 +236,35 @@ class Cluster:
     # --- reading ---
 
     def policies(self, model: str) -> Policies:
-        return self._policies.get(model) or Policies()
+        policies = self._policies.get(model)
+        return _NO_POLICIES if policies is None else policies
 
     def decode_cap(self, row: ViewWorker) -> int:
         policy = self.policies(row.model).scheduling.max_concurrent_per_decode
         return min(row.max_concurrent_requests, policy)
 
     def serving(self, model: str, role: str, now: float) -> list[WorkerState]:
-        """Workers that may take a new leg: right model and role, ready, not paused by failures."""
-        return [
+        """Workers that may take a new leg: right model and role, ready, not paused by failures.
+        The list is not the caller's to change."""
+        ready = self._ready.get((model, role))
+        if ready is None:
+            ready = self._find_ready(model, role)
+        if self.health.is_sound:
+            return ready
+        return [state for state in ready if not self.health.is_paused(state.row.id, now)]
+
+    def _find_ready(self, model: str, role: str) -> list[WorkerState]:
+        """Kept until the next view, for models that are known."""
+        ready = [
             state
             for state in self.workers.values()
             if state.row.model == model
             and state.row.role in (role, "both")
             and state.row.state == "ready"
-            and not self.health.is_paused(state.row.id, now)
         ]
+        if model in self.models:
+            self._ready[model, role] = ready
+        return ready
 
     def has_ready(self, model: str, role: str) -> bool:
         """Whether such a worker is registered and ready, whatever its recent failures."""

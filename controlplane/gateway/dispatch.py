@@ -85,6 +85,11 @@ class Dispatch:
             return 0.0
         return queue.ahead_seconds(leg.rank, leg.hit, leg.tenant, leg.seconds)
 
+    @property
+    def anyone_waits(self) -> bool:
+        """At any worker."""
+        return bool(self._waiters)
+
     def waiting(self, worker_id: str) -> int:
         queue = self._queues.get(worker_id)
         return 0 if queue is None else queue.num_waiting

@@ -10,7 +10,9 @@ WELL_KNOWN = 8
 
 def expect(run: Running, node_id: str) -> None:
     """Leg 1 is on its way there, and its blocks will be."""
-    run.context.cluster.expected.start(run.asked.request_id, node_id, run.plan.held.keys)
+    keys = run.plan.held.keys
+    if keys:
+        run.context.cluster.expected.start(run.asked.request_id, node_id, keys)
 
 
 def take_prefill(

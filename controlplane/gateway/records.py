@@ -3,8 +3,11 @@
 from collections import OrderedDict, deque
 from collections.abc import Callable
 
+import msgspec
+
 from controlplane.gateway.recording import COMPLETE, Recording, Sampler
 from controlplane.gateway.stats import Stats
+from controlplane.gateway.telling import Telling
 from controlplane.gateway.tracing import Trace
 from controlplane.gateway.wire import Decision, Leg
 from workers.core.messages import LegReport
@@ -22,24 +25,27 @@ MAX_PER_REPORT = 1000
 _ALL = Recording()
 
 
-class Joining:
-    """One request's record between its end and its legs' reports."""
+class Joining(msgspec.Struct, eq=False):
+    """One request's record from its beginning until its legs' reports are there."""
 
-    __slots__ = (
-        "decision", "due", "expected", "finished_at", "has_agent", "kept", "on_prefill_leg",
-        "sent", "trace",
-    )  # fmt: skip
+    decision: Decision
+    telling: Telling | None = None  # what is still to be put into words
+    expected: set[str] = set()  # legs whose report may still come
+    finished_at: float | None = None
+    due: float = 0.0
+    sent: bool = False
+    has_agent: bool = False  # reports may come, even late
+    on_prefill_leg: Callable[[Leg], None] | None = None
+    trace: Trace | None = None
+    kept: bool = True  # or only if it ends badly
 
-    def __init__(self, decision: Decision) -> None:
-        self.decision = decision
-        self.expected: set[str] = set()  # legs whose report may still come
-        self.finished_at: float | None = None
-        self.due = 0.0
-        self.sent = False
-        self.has_agent = False  # reports may come, even late
-        self.on_prefill_leg: Callable[[Leg], None] | None = None
-        self.trace: Trace | None = None
-        self.kept = True  # or only if it ends badly
+    def told(self) -> Decision:
+        """The record as readers want it; as of now."""
+        if self.telling is not None:
+            self.telling.tell(self.decision)
+            if self.finished_at is not None:
+                self.telling = None
+        return self.decision
 
 
 class Records:
@@ -49,7 +55,7 @@ class Records:
         self._stats = stats
         self.sampler = Sampler()
         self._joining: OrderedDict[str, Joining] = OrderedDict()
-        self._buffer: deque[Decision] = deque()
+        self._buffer: deque[Joining] = deque()
         self._unannounced: dict[str, Joining] = {}
         self.on_news: Callable[[], None] = lambda: None
         self.on_traced: Callable[[Trace, Decision], None] = lambda _trace, _decision: None
@@ -62,13 +68,16 @@ class Records:
     def num_joining(self) -> int:
         return len(self._joining)
 
-    def begin(self, decision: Decision, recording: Recording = _ALL) -> Joining:
+    def begin(
+        self, decision: Decision, recording: Recording = _ALL, telling: Telling | None = None
+    ) -> Joining:
         """A running request: told with the next report, if it still runs then, and at its end."""
-        entry = Joining(decision)
+        entry = Joining(decision, telling)
         self._joining[decision.request_id] = entry
-        entry.kept = self.sampler.keeps(recording)
+        if recording.one_in > 1:
+            entry.kept = self.sampler.keeps(recording)
+            decision.sampled_one_in = recording.one_in if entry.kept else 1
         if entry.kept:
-            decision.sampled_one_in = recording.one_in
             self._unannounced[decision.request_id] = entry
         if len(self._joining) > MAX_JOINING:
             _, oldest = self._joining.popitem(last=False)
@@ -85,9 +94,9 @@ class Records:
             if not entry.has_agent:
                 self._joining.pop(entry.decision.request_id, None)
 
-    def once(self, decision: Decision) -> None:
+    def once(self, decision: Decision, telling: Telling | None = None) -> None:
         """A request that ran no leg."""
-        self._put(decision)
+        self._put(Joining(decision, telling))
 
     def leg(self, report: LegReport) -> None:
         """A connector's report; unknown transfers are another gateway's."""
@@ -127,10 +136,10 @@ class Records:
         They are to be encoded at once: a running one goes on changing.
         """
         for entry in self._unannounced.values():
-            self._put(entry.decision)
+            self._put(entry)
         self._unannounced.clear()
         count = min(len(self._buffer), MAX_PER_REPORT)
-        return [self._buffer.popleft() for _ in range(count)]
+        return [self._buffer.popleft().told() for _ in range(count)]
 
     def arrived(self, decisions: list[Decision]) -> None:
         """The control plane has these; a late report sends one again, without its prompt."""
@@ -139,14 +148,14 @@ class Records:
                 self.sampler.forget_prompt(decision)
 
     def put_back(self, decisions: list[Decision]) -> None:
-        self._buffer.extendleft(reversed(decisions))
+        self._buffer.extendleft(Joining(decision) for decision in reversed(decisions))
         self._bound()
 
     def _send(self, entry: Joining) -> None:
         if not entry.sent and entry.finished_at is not None:
             self._count(entry.decision)
             if entry.trace is not None:
-                self.on_traced(entry.trace, entry.decision)
+                self.on_traced(entry.trace, entry.told())
         first, entry.sent = not entry.sent, True
         self._unannounced.pop(entry.decision.request_id, None)
         if entry.decision.status not in COMPLETE:
@@ -155,7 +164,7 @@ class Records:
             self.sampler.sampled_out += first
             self.sampler.forget_prompt(entry.decision)
             return
-        self._put(entry.decision)
+        self._put(entry)
 
     def _count(self, decision: Decision) -> None:
         """Prompt and hit tokens are counted together, once, so that shares add up."""
@@ -168,14 +177,15 @@ class Records:
         self._stats.prompt_tokens += prompt
         self._stats.hit_tokens += min(hits, prompt)
 
-    def _put(self, decision: Decision) -> None:
-        self._buffer.append(decision)
-        self._bound()
+    def _put(self, entry: Joining) -> None:
+        self._buffer.append(entry)
+        if len(self._buffer) > MAX_BUFFERED:
+            self._bound()
         self.on_news()
 
     def _bound(self) -> None:
         while len(self._buffer) > MAX_BUFFERED:
-            self.sampler.forget_prompt(self._buffer.popleft())
+            self.sampler.forget_prompt(self._buffer.popleft().decision)
             self._stats.decisions_dropped += 1
 
 

@@ -1,16 +1,15 @@
 """What is read of replies, for the record, the statistics and the predictions."""
 
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from controlplane.core.admission import Slo, keeps_slo
-from controlplane.core.routing import decode_candidates, prefill_candidates
 from controlplane.gateway.admission import verdict_of
 from controlplane.gateway.asked import Asked
 from controlplane.gateway.outcome import Outcome
 from controlplane.gateway.relay import Relay
 from controlplane.gateway.scheduling import Plan
 from controlplane.gateway.stats import Stats
+from controlplane.gateway.telling import NOT_YET
 from controlplane.gateway.usage import read_whole
 from controlplane.gateway.wire import Decision
 
@@ -18,44 +17,30 @@ MIN_GAPS = 4
 """Fewer gaps than that say nothing about TBT."""
 
 
-def new_decision(asked: Asked, plan: Plan, gateway_id: str, planned_at: float) -> Decision:
-    """The record of a running request, with every candidate's terms."""
-    admitted = plan.admission.admitted
-    first = plan.free_decode[0].worker_id if admitted and plan.free_decode else ""
-    own_id = asked.request.headers.get(b"x-request-id", b"")[:200].decode("latin-1")
-    slo = None if admitted else _bound_of_prefill(plan)
-    return Decision(
-        request_id=asked.request_id,
-        at=datetime.now(UTC) - timedelta(seconds=planned_at - asked.request.received_at),
-        gateway_id=gateway_id,
-        status="running",
-        client_request_id=own_id,
-        transfer_id=asked.request_id,
-        tenant=asked.tenant,
-        model=asked.model,
-        api="other" if asked.body.passed else "chat" if asked.body.chat else "completions",
-        stream=asked.body.stream,
-        policy_revisions=plan.policies.revisions,
-        balancing_threshold=plan.policies.scheduling.rules.balancing_threshold,
-        normalised=list(asked.normalised),
-        prompt_tokens=asked.num_tokens,
-        prefill_candidates=prefill_candidates(
-            plan.prefill, by_turn=plan.by_turn, broken_slo_seconds=slo
-        ),
-        decode_candidates=decode_candidates(plan.decode, first),
-        predicted_ttft_seconds=plan.predicted_ttft_seconds,
-        priority=plan.standing.priority,
-        admission=verdict_of(plan.admission, plan.policies.slo),
-        observed_placement=plan.observed,
+def new_decision(asked: Asked, plan: Plan, gateway_id: str) -> Decision:
+    """The record of a running request, as far as it is used before it goes out (`Telling`)."""
+    own_id = asked.request.headers.get(b"x-request-id")
+    body, request_id = asked.body, asked.request_id
+    decision = Decision(
+        request_id,
+        NOT_YET,
+        gateway_id,
+        "running",
+        "" if own_id is None else own_id[:200].decode("latin-1"),
+        request_id,
+        asked.tenant,
+        asked.model,
+        "other" if body.passed else "chat" if body.chat else "completions",
+        body.stream,
     )
-
-
-def _bound_of_prefill(plan: Plan) -> float:
-    """The TTFT bound less what comes after prefill, which is alike for every candidate."""
-    after = 0.0
-    if plan.prefill and plan.predicted_ttft_seconds is not None:
-        after = max(0.0, plan.predicted_ttft_seconds - plan.prefill[0].ttft_seconds)
-    return plan.policies.slo.max_ttft_seconds - after
+    decision.prompt_tokens = asked.num_tokens
+    decision.predicted_ttft_seconds = plan.predicted_ttft_seconds
+    decision.priority = plan.standing.priority
+    if asked.normalised:
+        decision.normalised = list(asked.normalised)
+    if plan.admission.breaks:
+        decision.admission = verdict_of(plan.admission, plan.policies.slo)
+    return decision
 
 
 def read_reply(decision: Decision, body: bytes, details: dict[str, Any] | None) -> bytes:

@@ -1,8 +1,9 @@
 """A running request: what it asks, holds and has shown. Every way out goes through `step`."""
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Literal
+from typing import Any, Final, Literal, get_args
 
 from controlplane.core.admission import Gate
 from controlplane.core.lifecycle import (
@@ -29,13 +30,14 @@ from controlplane.gateway.bootstraps import Bootstraps
 from controlplane.gateway.cluster import Cluster, WorkerState
 from controlplane.gateway.legs import ClientFault, LegError, LegSender, WorkerAnswer
 from controlplane.gateway.outcome import Outcome
-from controlplane.gateway.records import Records
+from controlplane.gateway.records import Joining, Records
 from controlplane.gateway.results import new_decision
-from controlplane.gateway.scheduling import Plan, Scheduler
+from controlplane.gateway.scheduling import NOTHING_HELD, Plan, Scheduler
 from controlplane.gateway.settings import Settings
 from controlplane.gateway.spreading import Spreader
 from controlplane.gateway.staged import StagedReleases
 from controlplane.gateway.stats import Stats
+from controlplane.gateway.telling import Telling
 
 _REJECTED, _FINISHED, _FAILED, _CLIENT_LEFT = Rejected(), Finished(), Failed(), ClientLeft()
 
@@ -64,7 +66,7 @@ class Running:
 
     __slots__ = (
         "asked", "cause", "context", "decision", "failed_worker", "life", "outcome", "plan",
-        "record", "service_seconds", "staged", "stuck_in", "stuck_since",
+        "record", "service_seconds", "staged", "stuck_in", "stuck_since", "telling",
     )  # fmt: skip
 
     def __init__(self, context: Context, asked: Asked) -> None:
@@ -83,15 +85,16 @@ class Running:
             asked.model, asked.prompts, asked.salt, now, asked.standing, asked.max_output_tokens,
             asked.text,
         )  # fmt: skip
-        planned_at = self.outcome.planned_at = monotonic()
-        gateway_id = context.settings.gateway_id
-        self.decision = new_decision(asked, self.plan, gateway_id, planned_at)
-        admitted = self.plan.admission.admitted
-        self.record = (
-            context.records.begin(self.decision, self.plan.policies.recording) if admitted else None
-        )
-        if self.record is not None and asked.trace is not None:
-            self.record.trace = asked.trace
+        plan, outcome = self.plan, self.outcome
+        outcome.planned_at = monotonic()
+        self.decision = new_decision(asked, plan, context.settings.gateway_id)
+        self.telling = Telling(plan, outcome, plan.prefill, plan.decode)
+        self.record: Joining | None = None
+        if plan.admission.admitted:
+            record = self.record = context.records.begin(
+                self.decision, plan.policies.recording, self.telling
+            )
+            record.trace = asked.trace
 
     def may_send(self, worker: WorkerState) -> bool:
         """As of now: it was planned with a while ago, and may drain, fail or serve another model."""
@@ -99,7 +102,9 @@ class Running:
         if row.model != self.asked.model:
             self.context.stats.model_mismatch += 1
             return False
-        return row.state == "ready" and not cluster.health.is_paused(row.id, monotonic())
+        if row.state != "ready":
+            return False
+        return cluster.health.is_sound or not cluster.health.is_paused(row.id, monotonic())
 
     # --- ends ---
 
@@ -110,7 +115,8 @@ class Running:
         decision, admission = self.decision, self.plan.admission
         decision.status, decision.http_status = "rejected", error.status
         decision.error, decision.retry_after_seconds = admission.reason, error.retry_after
-        self.context.records.once(decision)
+        self.plan.held = NOTHING_HELD
+        self.context.records.once(decision, self.telling)
 
     def shed(self, error: AnswerError, gate: Gate) -> None:
         """Admitted, and turned away while it waited for its turn at prefill."""
@@ -204,48 +210,64 @@ class Running:
     def step(self, event: Event) -> None:
         """The one door to the state machine."""
         for command in self.life.handle(event):
-            self._perform(command)
+            _PERFORM[type(command)](self, command)
 
-    def _perform(self, command: Command) -> None:
-        context, request_id = self.context, self.asked.request_id
-        match command:
-            case EndPrefillLoad(worker_id):
-                context.cluster.expected.end(request_id)
-                worker = context.cluster.workers.get(worker_id)
-                if worker is not None and request_id in worker.prefill_queue:
-                    self.service_seconds = worker.prefill_queue.end(request_id, monotonic())
-                context.cluster.dispatch.leave(request_id)
-            case FreeSlot():
-                context.cluster.free_slot(request_id)
-            case ReleasePins():
-                again = self.decision.status not in _COMPLETE  # a leg may still be ending
-                context.agents.release(request_id, again=again)
-                if self.staged is not None:
-                    taker = context.cluster.workers.get(self.decision.decode_worker)
-                    context.staged.release(taker, self.asked, self.staged)
-            case CloseRecord():
-                context.cluster.expected.end(request_id)
-                context.cluster.dispatch.leave(request_id)
-                self._close_record()
+    def _end_prefill_load(self, command: EndPrefillLoad) -> None:
+        cluster, request_id = self.context.cluster, self.asked.request_id
+        self._not_expected()
+        worker = cluster.workers.get(command.worker_id)
+        if worker is not None and request_id in worker.prefill_queue:
+            self.service_seconds = worker.prefill_queue.end(request_id, monotonic())
+        cluster.dispatch.leave(request_id)
+
+    def _free_slot(self, _: FreeSlot) -> None:
+        self.context.cluster.free_slot(self.asked.request_id)
+
+    def _release_pins(self, _: ReleasePins) -> None:
+        context = self.context
+        again = self.decision.status not in _COMPLETE  # a leg may still be ending
+        context.agents.release(self.asked.request_id, again=again)
+        if self.staged is not None:
+            taker = context.cluster.workers.get(self.decision.decode_worker)
+            context.staged.release(taker, self.asked, self.staged)
+
+    def _close(self, _: CloseRecord) -> None:
+        self._not_expected()
+        self.context.cluster.dispatch.leave(self.asked.request_id)
+        if self.record is not None:
+            self._close_record(self.record)
+
+    def _not_expected(self) -> None:
+        if self.plan.held.keys:
+            self.context.cluster.expected.end(self.asked.request_id)
 
     def _record_prompt(self) -> None:
         held, prompts = self.plan.held, self.asked.prompts
-        if held.keys and prompts is not None:
+        if prompts is not None:
             self.context.records.sampler.add_prompt(
                 self.decision, self.plan.policies.recording, held.namespace, held.block_tokens,
                 held.keys, prompts[0],
             )  # fmt: skip
+        self.plan.held = NOTHING_HELD  # what is left of the plan waits for the next report
 
-    def _close_record(self) -> None:
-        if self.record is None:
-            return
+    def _close_record(self, record: Joining) -> None:
         decision, outcome = self.decision, self.outcome
         now = monotonic()
         decision.e2e_seconds = now - outcome.received_at
         if outcome.slot_at:
             self.context.stats.queue.observe(outcome.slot_at - outcome.planned_at)
-        decision.phases = outcome.phases(self.plan, self.service_seconds)
-        self._record_prompt()
+        self.telling.service_seconds = self.service_seconds
+        if self.plan.held.keys:
+            self._record_prompt()
         if decision.status not in _COMPLETE:
-            self.record.expected.clear()
-        self.context.records.end(self.record, now)
+            record.expected.clear()
+        self.context.records.end(record, now)
+
+
+_PERFORM: Final[Mapping[type, Callable[[Running, Any], None]]] = {
+    EndPrefillLoad: Running._end_prefill_load,
+    FreeSlot: Running._free_slot,
+    ReleasePins: Running._release_pins,
+    CloseRecord: Running._close,
+}
+assert set(_PERFORM) == set(get_args(Command)), "a command that nobody performs"

@@ -8,7 +8,7 @@ from time import monotonic
 
 import msgspec
 
-from controlplane.core.admission import Admission, Predicted, Standing
+from controlplane.core.admission import ADMITTED, Admission, Predicted, Standing
 from controlplane.core.fairness import QueuedLeg
 from controlplane.core.placement import Algorithm, Placing, Rules, place, shared_tokens
 from controlplane.core.routing import (
@@ -45,6 +45,9 @@ class Held(msgspec.Struct):
         return max(self.tokens.get(node_id, 0), self.coming.get(node_id, 0))
 
 
+NOTHING_HELD = Held()
+
+
 class Plan(msgspec.Struct):
     """Candidates in order, and what the first pair should give."""
 
@@ -64,9 +67,10 @@ class Plan(msgspec.Struct):
     turn_seconds: float = 0.0  # of the predicted TTFT, until leg 1 may go
     rest_seconds: float | None = None  # of it, from then on
     after_queue_seconds: float = 0.0  # of that, when the worker is idle
-    held: Held = msgspec.field(default_factory=Held)
+    held: Held = msgspec.field(default_factory=lambda: NOTHING_HELD)
     kv_tokens: int = 0  # prompt and expected output
     observed: ObservedPlacement | None = None
+    first_decode: str = ""  # the best free decode worker
 
 
 class Scheduler:
@@ -90,34 +94,36 @@ class Scheduler:
         """`prompts` None: tokens unknown; then prefixes count by `text`, and prices go by its
         length, or an assumed one."""
         cluster = self._cluster
-        policies = cluster.policies(model).of(standing)
+        policies = cluster.policies(model)
+        if policies.scoped:
+            policies = policies.of(standing)
         prefill_workers = cluster.serving(model, "prefill", now)
         decode_workers = cluster.serving(model, "decode", now)
         num_tokens = _length(prompts, text)
         held = self._held(prefill_workers or decode_workers, prompts, salt)
-        if text is not None:
+        if text is not None and text.keys:
             held.coming |= cluster.texts.held_tokens(text)
         options = [
             self._prefill_option(state, held, num_tokens, now, standing)
             for state in prefill_workers
         ]
-        rules = policies.scheduling.rules
-        source = self._source(held)
-        placing = Placing(
-            num_tokens, next(self._turns), self._chance(),
-            shared_tokens(held.tokens.values(), len(options)),
-        )  # fmt: skip
+        scheduling = policies.scheduling
+        rules, source = scheduling.rules, self._source(held)
+        shared = shared_tokens(held.tokens.values(), len(options)) if held.tokens else 0
+        placing = Placing(num_tokens, next(self._turns), self._chance(), shared)
         ordered = place(rules, options, placing, source)
         first = ordered[0] if ordered else None
         kv_tokens = num_tokens + cluster.expected_output(model, max_output_tokens)
         decode = [self._decode_option(state, first, kv_tokens) for state in decode_workers]
         free = order_decode(decode, kv_tokens)
         by_turn = rules.algorithm not in ("cost", "mooncake")
-        plan = Plan(policies, ordered, by_turn, decode, free, Admission(admitted=True), None, None)
+        plan = Plan(policies, ordered, by_turn, decode, free, ADMITTED, None, None)
         plan.source, plan.standing = source, standing
         plan.held, plan.held_blocks, plan.kv_tokens = held, held.blocks, kv_tokens
-        if policies.scheduling.observe is not None:
-            plan.observed = _observe(policies.scheduling.observe, rules, options, placing, source)
+        if free:
+            plan.first_decode = free[0].worker_id
+        if scheduling.observe is not None:
+            plan.observed = _observe(scheduling.observe, rules, options, placing, source)
         self._predict(plan, num_tokens, model, now)
         return plan
 
@@ -145,7 +151,7 @@ class Scheduler:
         self, workers: list[WorkerState], prompts: Sequence[Sequence[int]] | None, salt: str | None
     ) -> Held:
         """What nodes hold of the prompts, from their heads, and will soon."""
-        held = Held({}, {}, {})
+        held = Held()
         if not prompts or not self._cluster.index.nodes():
             return held
         for namespace, block_tokens in _namespaces(workers):
@@ -177,17 +183,14 @@ class Scheduler:
         now: float,
         standing: Standing,
     ) -> PrefillOption:
-        row = state.row
-        own = min(max(held.usable(row.node_id), held.coming.get(row.id, 0)), num_tokens)
-        return PrefillOption(
-            worker_id=row.id,
-            node_id=row.node_id,
-            own_prefix_tokens=own,
-            queue_seconds=state.prefill_queue.wait_seconds(now)
-            + self._ahead(state, own, num_tokens, standing),
-            running=len(state.prefill_queue),
-            times=state.prefill_times,
-        )
+        row, queue = state.row, state.prefill_queue
+        own = 0
+        if held.tokens or held.coming:
+            own = min(max(held.usable(row.node_id), held.coming.get(row.id, 0)), num_tokens)
+        seconds = queue.wait_seconds(now)
+        if self._cluster.dispatch.anyone_waits:
+            seconds += self._ahead(state, own, num_tokens, standing)
+        return PrefillOption(row.id, row.node_id, own, seconds, len(queue), state.prefill_times)
 
     def _ahead(self, state: WorkerState, own: int, num_tokens: int, standing: Standing) -> float:
         """Predicted seconds of those that wait here for the worker and go first."""
@@ -206,18 +209,19 @@ class Scheduler:
         """`kv_tokens`: of the request, prompt and expected output."""
         row, slots = state.row, self._cluster.slots
         running, in_use = slots.running(row.id), slots.kv_tokens(row.id)
-        tbt = None
-        if state.decode_times.num_samples:
-            tbt = state.decode_times.predict_tbt(running + 1, in_use + kv_tokens)
+        tbt, handover, times = None, 0.0, state.decode_times
+        if times.num_samples:
+            tbt = times.predict_tbt(running + 1, in_use + kv_tokens)
+        if first is not None and first.option.node_id != row.node_id:
+            handover = self._handover(state, first, kv_tokens)
         return DecodeOption(
-            row.id, row.node_id, running, self._cluster.decode_cap(row), tbt,
-            self._handover(state, first, kv_tokens), in_use, state.kv_capacity_tokens,
+            row.id, row.node_id, running, state.decode_cap, tbt, handover, in_use,
+            state.kv_capacity_tokens,
         )  # fmt: skip
 
-    def _handover(self, state: WorkerState, first: Priced | None, num_tokens: int) -> float:
-        """Seconds to bring the prompt's KV to a decode worker; without a path, to compute it."""
-        if first is None or first.option.node_id == state.row.node_id:
-            return 0.0
+    def _handover(self, state: WorkerState, first: Priced, num_tokens: int) -> float:
+        """Seconds to bring the prompt's KV to a decode worker on another node; without a path, to
+        compute it."""
         cost = self._cluster.paths.costs.get(first.option.node_id, {}).get(state.row.node_id)
         if cost is None:
             return state.prefill_times.predict(num_tokens, 0)
@@ -227,36 +231,33 @@ class Scheduler:
         """Fill in what the first pair should give, and whether that keeps the SLO."""
         options = plan.free_decode or plan.decode
         best = options[0] if options else None
-        times = self._cluster.workers[best.worker_id].decode_times if best is not None else None
-        handover = times.predict_handover() if times is not None else None
+        handover, moved, tbt = None, 0.0, None
+        if best is not None:
+            handover = self._cluster.workers[best.worker_id].decode_times.predict_handover()
+            moved, tbt = best.handover_seconds, best.predicted_tbt_seconds
         if plan.prefill:
             first = plan.prefill[0]
-            ttft, wait = first.ttft_seconds, first.option.queue_seconds
+            ttft, queued = first.ttft_seconds, first.option.queue_seconds
+            # What else may run at its turn is within the window.
+            window = plan.policies.admission.queue.window_seconds
+            beside = max(0.0, window - first.transfer_seconds - first.prefill_seconds)
         elif best is not None:  # decode-side prefill
             worker = self._cluster.workers[best.worker_id]
-            ttft, wait = worker.prefill_times.predict(num_tokens, 0), 0.0
+            ttft, queued, beside, moved = worker.prefill_times.predict(num_tokens, 0), 0.0, 0.0, 0.0
         else:
             return
         if plan.decode and not plan.free_decode:
             plan.slot_wait_seconds = self._slot_wait(plan, model)
-        plan.predicted_handover_seconds = handover
-        moved = best.handover_seconds if best is not None and plan.prefill else 0.0
-        plan.predicted_ttft_seconds = ttft + plan.slot_wait_seconds + (handover or 0.0) + moved
-        wait += plan.slot_wait_seconds
-        tbt = plan.predicted_tbt_seconds = best.predicted_tbt_seconds if best is not None else None
-        predicted = Predicted(plan.predicted_ttft_seconds, wait, tbt)
-        queued = beside = 0.0
-        if plan.prefill:
-            first, window = plan.prefill[0], plan.policies.admission.queue.window_seconds
-            queued = first.option.queue_seconds
-            beside = max(0.0, window - first.transfer_seconds - first.prefill_seconds)
-        plan.turn_seconds = max(0.0, queued - beside)  # what may still run at its turn
-        plan.rest_seconds = plan.predicted_ttft_seconds - plan.turn_seconds
-        plan.after_queue_seconds = plan.predicted_ttft_seconds - queued
-        desk, standing = self._cluster.desk, plan.standing
-        plan.admission = desk.judge(
-            plan.policies, model, standing, predicted, plan.turn_seconds, now
-        )
+        ttft += plan.slot_wait_seconds + (handover or 0.0) + moved
+        turn = max(0.0, queued - beside)
+        plan.predicted_handover_seconds, plan.predicted_tbt_seconds = handover, tbt
+        plan.predicted_ttft_seconds, plan.turn_seconds = ttft, turn
+        plan.rest_seconds, plan.after_queue_seconds = ttft - turn, ttft - queued
+        if plan.policies.slo.mode != "off":
+            predicted = Predicted(ttft, queued + plan.slot_wait_seconds, tbt)
+            plan.admission = self._cluster.desk.judge(
+                plan.policies, model, plan.standing, predicted, turn, now
+            )
 
     def _slot_wait(self, plan: Plan, model: str) -> float:
         """Those ahead and this one, served by all slots at the mean service time."""
