@@ -34,7 +34,8 @@ _YES = frozenset(("true", "1", "yes", "y", "on", "t"))
 Session = Literal["", "continue", "over"]
 _LABEL: Final = re.compile(rb"[a-z0-9._-]{1,32}")
 _SESSIONS: Final[dict[bytes, Session]] = {b"continue": "continue", b"over": "over"}
-_OURS = ("kv_transfer_params", "cache_salt")
+_OURS = frozenset(("kv_transfer_params", "cache_salt"))
+_NOT_COPIED = frozenset(_NOT_FOR_PREFILL)
 _decode = msgspec.json.Decoder().decode
 _encode = msgspec.json.Encoder().encode
 
@@ -178,12 +179,16 @@ class LegParams(msgspec.Struct, frozen=True, omit_defaults=True):
 
 def session_of(headers: dict[bytes, bytes]) -> Session:
     """The client's hint whether its session goes on; anything else is no hint."""
-    return _SESSIONS.get(headers.get(b"x-perilune-session", b"").strip().lower(), "")
+    asked = headers.get(b"x-perilune-session")
+    return "" if asked is None else _SESSIONS.get(asked.strip().lower(), "")
 
 
 def label_of(headers: dict[bytes, bytes]) -> str:
     """`x-perilune-class`: up to 32 of a-z, 0-9, dot, dash and underscore; anything else is none."""
-    found = _LABEL.fullmatch(headers.get(b"x-perilune-class", b"").strip().lower())
+    asked = headers.get(b"x-perilune-class")
+    if asked is None:
+        return ""
+    found = _LABEL.fullmatch(asked.strip().lower())
     return found[0].decode() if found else ""
 
 
@@ -198,19 +203,21 @@ def ours(params: LegParams) -> KvParams:
 
 def prefill_leg(body: ClientBody, kv: KvParams | None, salt: str | None) -> bytes:
     """Leg 1: one token, one choice, no stream. Without `kv`, no transfer parameters at all."""
-    fields = {name: value for name, value in body.fields.items() if name not in _NOT_FOR_PREFILL}
-    capped = False
-    for name in _CAPS:
-        if name in fields:
-            fields[name] = _one(fields[name])
-            capped = True
-    if not capped:
+    fields = body.fields.copy()
+    if not _NOT_COPIED.isdisjoint(fields):
+        for name in _NOT_FOR_PREFILL:
+            fields.pop(name, None)
+    caps = fields.keys() & _CAPS
+    for name in caps:
+        fields[name] = _one(fields[name])
+    if not caps:
         fields["max_completion_tokens" if body.chat else "max_tokens"] = 1
     if "n" in fields:
         fields["n"] = _one(fields["n"])
-    if is_yes(fields.get("stream")):
+    if body.stream:
         fields["stream"] = False
-    if isinstance(fields.get("tool_choice"), dict) or fields.get("tool_choice") == "required":
+    choice = fields.get("tool_choice")
+    if choice is not None and (choice == "required" or isinstance(choice, dict)):
         fields["tool_choice"] = "none"  # one token is no tool call; the prompt stays the same
     if kv is not None:
         fields["kv_transfer_params"] = kv
@@ -228,7 +235,7 @@ def decode_leg(body: ClientBody, kv: KvParams | None, salt: str | None) -> bytes
         added["kv_transfer_params"] = kv
     if salt is not None and not has_illegal_salt(body.fields.get("cache_salt")):
         added["cache_salt"] = salt
-    if any(name in body.fields for name in _OURS):
+    if not _OURS.isdisjoint(body.fields):
         fields = {n: v for n, v in body.fields.items() if n != "kv_transfer_params"}
         return _encode({**fields, **added})
     if not added:

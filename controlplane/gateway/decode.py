@@ -87,19 +87,23 @@ def _move(run: Running, tried: set[str]) -> bool:
 
 async def _try(run: Running, worker_id: str, num_blocks: int, prefilled: PrefillReply) -> None:
     asked, context = run.asked, run.context
-    worker = context.cluster.workers.get(worker_id)
+    cluster = context.cluster
+    worker = cluster.workers.get(worker_id)
     if worker is None:
         raise LegError("has left the cluster", 503, unreachable=True)
-    if worker.row.model != asked.model:
-        raise LegError(f"serves model {worker.row.model} now", 503, unreachable=False)
+    row = worker.row
+    if row.model != asked.model:
+        raise LegError(f"serves model {row.model} now", 503, unreachable=False)
     body = decode_leg(asked.body, _params(run, worker, num_blocks, prefilled), asked.salt)
     head = leg_head(asked.request_id, "d", asked.request.headers)
     run.step(_DECODE_STARTED)
-    run.decision.emulated |= worker.row.engine == "emulated"
-    context.stats.worker(worker.row.id).requests += 1
+    if row.engine == "emulated":
+        run.decision.emulated = True
+    context.stats.worker(row.id).requests += 1
     now = run.outcome.decode_sent_at = monotonic()
-    context.cluster.health.started(worker.row.id, now)
-    if run.record is not None and context.agents.follows(worker.row.node_id):
+    if not cluster.health.is_sound:
+        cluster.health.started(row.id, now)
+    if run.record is not None and context.agents.follows(row.node_id):
         run.record.expected.add("decode")
         run.record.has_agent = True
     path = asked.request.path
@@ -107,7 +111,8 @@ async def _try(run: Running, worker_id: str, num_blocks: int, prefilled: Prefill
         await _stream(run, worker, path, head, body, prefilled)
     else:
         answer = await context.sender.decode_whole(worker, path, head, body)
-        context.cluster.health.served(worker.row.id)
+        if not cluster.health.is_sound:
+            cluster.health.served(row.id)
         _answer_whole(run, worker, answer, prefilled)
 
 

@@ -54,27 +54,29 @@ def _trial_first(run: Running, order: list[Priced]) -> list[Priced]:
 
 async def _try(run: Running, worker: WorkerState, priced: Priced) -> PrefillReply | None:
     """None: another worker may still serve."""
-    asked, context = run.asked, run.context
-    has_turn = context.cluster.dispatch.holds(asked.request_id, worker.row.id)
-    if not has_turn and not await turns.again(run, priced):
+    asked, context, row = run.asked, run.context, worker.row
+    cluster, request_id = context.cluster, asked.request_id
+    if not cluster.dispatch.holds(request_id, row.id) and not await turns.again(run, priced):
         return None
     body = prefill_leg(asked.body, _params(run, worker, priced), asked.salt)
-    head = leg_head(asked.request_id, "p", asked.request.headers)
+    head = leg_head(request_id, "p", asked.request.headers)
     now = monotonic()
-    tokens = asked.num_tokens or 0
     service = priced.prefill_seconds + priced.transfer_seconds
-    worker.prefill_queue.start(asked.request_id, service, tokens, now)
-    expect(run, worker.row.node_id)
+    worker.prefill_queue.start(request_id, service, run.decision.prompt_tokens or 0, now)
     if asked.text is not None:
-        context.cluster.texts.learn(asked.text, worker.cache_owner)
-    context.spreader.dispatched(
-        run.plan, asked.request_id, asked.pool_tenant, worker, run.life.slot_worker
-    )
-    run.step(PrefillStarted(worker.row.id))
-    context.cluster.health.started(worker.row.id, now)
-    run.decision.prefill_worker = worker.row.id
-    run.decision.emulated |= worker.row.engine == "emulated"
-    context.stats.worker(worker.row.id).requests += 1
+        cluster.texts.learn(asked.text, worker.cache_owner)
+    if run.plan.held.keys:
+        expect(run, row.node_id)
+        context.spreader.dispatched(
+            run.plan, request_id, asked.pool_tenant, worker, run.life.slot_worker
+        )
+    run.step(PrefillStarted(row.id))
+    if not cluster.health.is_sound:
+        cluster.health.started(row.id, now)
+    run.decision.prefill_worker = row.id
+    if row.engine == "emulated":
+        run.decision.emulated = True
+    context.stats.worker(row.id).requests += 1
     run.outcome.prefill_sent_at = now
     try:
         reply = await context.sender.prefill(worker, asked.request.path, head, body)
@@ -85,7 +87,8 @@ async def _try(run: Running, worker: WorkerState, priced: Priced) -> PrefillRepl
         return None
     run.outcome.prefill_done_at = monotonic()
     run.step(_PREFILL_ENDED)
-    context.cluster.health.served(worker.row.id)
+    if not cluster.health.is_sound:
+        cluster.health.served(row.id)
     _served(run, worker, priced, reply)
     return reply
 

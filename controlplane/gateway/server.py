@@ -12,6 +12,7 @@ from time import monotonic
 from typing import Any, Protocol, cast
 
 import httptools
+import msgspec
 import structlog
 
 from controlplane.gateway.answers import REASONS, AnswerError
@@ -33,22 +34,17 @@ class FlowControl(Protocol):
     def resume(self) -> None: ...
 
 
-class Request:
+class Request(msgspec.Struct, eq=False):
     """A whole request. `headers` has lower-case names; a repeated header keeps its last value."""
 
-    __slots__ = (
-        "body", "connection", "headers", "http_1_0", "keep_alive", "method", "path", "received_at",
-    )  # fmt: skip
-
-    def __init__(self, connection: "ClientConnection", headers: dict[bytes, bytes]) -> None:
-        self.connection = connection
-        self.headers = headers
-        self.method = b""
-        self.path = b""
-        self.body = b""
-        self.keep_alive = True
-        self.http_1_0 = False
-        self.received_at = 0.0
+    connection: "ClientConnection"
+    headers: dict[bytes, bytes]
+    method: bytes
+    path: bytes
+    body: bytes
+    keep_alive: bool
+    http_1_0: bool
+    received_at: float
 
 
 Handler = Callable[[Request], Coroutine[Any, Any, None]]
@@ -191,13 +187,16 @@ class ClientConnection(asyncio.Protocol):
         parser = self._parser
         if parser.should_upgrade():
             return  # `_feed` gives its head again, without the offer
-        request = Request(self, self._headers)
-        request.method = parser.get_method()
-        request.path = self._url
-        request.body = self._body[0] if len(self._body) == 1 else b"".join(self._body)
-        request.http_1_0 = parser.get_http_version() == "1.0"
-        request.keep_alive = parser.should_keep_alive() and not self._server.draining
-        request.received_at = monotonic()
+        request = Request(
+            self,
+            self._headers,
+            parser.get_method(),
+            self._url,
+            self._body[0] if len(self._body) == 1 else b"".join(self._body),
+            parser.should_keep_alive() and not self._server.draining,
+            parser.get_http_version() == "1.0",
+            monotonic(),
+        )
         self._reading, self._in_head, self._head_bytes = False, True, 0
         self._message_ended = True
         self._waiting.append(request)

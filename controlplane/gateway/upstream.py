@@ -214,6 +214,7 @@ class _Connection(asyncio.Protocol):
         self._wanted_splice: Callable[[bytes], bool] | None = None
         self.idle_since = 0.0
         self.got_bytes = False
+        self.is_paused = False
 
     @property
     def is_open(self) -> bool:
@@ -233,10 +234,12 @@ class _Connection(asyncio.Protocol):
             self._splice = splice
 
     def pause_reading(self) -> None:
+        self.is_paused = True
         if self._transport is not None:
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
+        self.is_paused = False
         if self._transport is not None:
             self._transport.resume_reading()
 
@@ -400,7 +403,8 @@ class Upstream:
             connection.abort()
             return
         connection.idle_since = self._loop.time()
-        connection.resume_reading()
+        if connection.is_paused:
+            connection.resume_reading()
         self._idle.append(connection)
 
     def lost(self, connection: _Connection) -> None:
