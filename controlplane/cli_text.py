@@ -9,7 +9,7 @@ from controlplane.audit.schemas import AuditRow
 from controlplane.decisions.schemas import Decision
 from controlplane.fleet.schemas import Worker
 from controlplane.nodes.schemas import Node
-from controlplane.policies.schemas import PolicyPutReply, PolicyRevision
+from controlplane.policies.schemas import NODE_POLICIES, PolicyPutReply, PolicyRevision
 from controlplane.stats.schemas import Pair
 from controlplane.tokens.schemas import Key
 from workers.core import numbers
@@ -229,6 +229,8 @@ def difference(old: PolicyRevision, new: PolicyRevision) -> str:
 
 def policy_put(reply: PolicyPutReply, old: PolicyRevision | None) -> str:
     text = difference(old, reply.active) if old else policy(reply.active)
+    if reply.active.kind in NODE_POLICIES:
+        return f"{text}\nacts on: each node with its next heartbeat, within 2 s"
     acts = ", ".join(reply.acknowledged_gateways) or "no gateway"
     waits = ", ".join(reply.pending_gateways)
     return f"{text}\nacts on: {acts}" + (f"; not yet on: {waits}" if waits else "")

@@ -18,7 +18,7 @@ from console.tui.pages.help import HelpPage
 from console.tui.pages.policies import DraftPage, PolicyPage
 from console.viewmodel import filters, policies
 from controlplane.client_http import ClientError, UnreachableError
-from controlplane.policies.schemas import PolicyPut, PolicyPutReply, PolicyRevision
+from controlplane.policies.schemas import NODE_POLICIES, PolicyPut, PolicyPutReply, PolicyRevision
 
 if TYPE_CHECKING:
     from console.tui.app import ConsoleApp
@@ -352,6 +352,11 @@ def _others(app: ConsoleApp, name: str) -> list[PolicyRevision]:
 def put_words(reply: PolicyPutReply) -> str:
     """What happened, to what, and who acts on it."""
     active = reply.active
+    if active.kind in NODE_POLICIES:
+        return (
+            f"{active.kind}/{active.scope} r{active.revision} is active; "
+            "each node acts on it with its next heartbeat."
+        )
     num = len(reply.acknowledged_gateways)
     text = f"{active.kind}/{active.scope} r{active.revision} is active; {num} gateway{'' if num == 1 else 's'} act{'s' if num == 1 else ''} on it."
     if reply.pending_gateways:

@@ -238,6 +238,7 @@ ACTS = {
     "cache": "It acts on each node with its next heartbeat, within 2 s.",
     "transfer": "It acts on each node with its next heartbeat, within 2 s.",
     "admission": "It acts on the next request, and on those that wait.",
+    "records": "It acts on the records of the next requests.",
 }
 """When a policy of this kind is in effect; no worker restarts for any."""
 

@@ -1,7 +1,7 @@
 """Policies: immutable revisions; one active pointer per kind and scope."""
 
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
@@ -16,6 +16,8 @@ from workers.core.transfer_policy import PAIR_PATTERN
 from workers.core.transfer_types import SMALL_PIECE_BYTES
 
 PolicyKind = Literal["slo", "scheduling", "cache", "admission", "transfer", "records"]
+NODE_POLICIES: Final = frozenset({"cache", "transfer"})
+"""Kinds that agents act on, by their heartbeats; gateways act on the others."""
 SCOPE_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,63}$"
 """`default`, or a model."""
 SLO_SCOPE_PATTERN = (
