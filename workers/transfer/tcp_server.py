@@ -40,7 +40,8 @@ from workers.transfer_tls import FIRST_BYTES, is_client_hello, plain_refused
 HANDSHAKE_SECONDS: Final = 3
 SEND_SECONDS: Final = 10
 IDLE_SECONDS: Final = 300
-MAX_CONNECTIONS: Final = 256
+MAX_CONNECTIONS: Final = 1024
+"""A peer takes as many as the policy's `parallelism`: 16 at most."""
 DEPTH: Final = 1024
 MAX_VERIFIED: Final = 4096
 _DISCARD_BYTES: Final = 256 * 1024
@@ -121,14 +122,23 @@ class TcpServer:
                 continue
             with self._lock:
                 if self._closing or len(self._connections) >= self._max_connections:
-                    self.refused += 1
-                    sock.close()
+                    self._refuse_more(sock)
                     continue
                 thread = threading.Thread(
                     target=self._serve, args=(sock,), name="transfer-serve", daemon=True
                 )
                 self._connections[sock] = thread
             thread.start()
+
+    def _refuse_more(self, sock: socket.socket) -> None:
+        """Said once a hundred times: peers come back at once."""
+        if self.refused % 100 == 0:
+            _log.warning(
+                "transfer_refused code=too_many_connections node=%s: %d are open; lower `parallelism` "
+                "in the policy `transfer`", self.node_id, len(self._connections),
+            )  # fmt: skip
+        self.refused += 1
+        sock.close()
 
     def _serve(self, raw: socket.socket) -> None:
         sock: socket.socket = raw

@@ -133,13 +133,17 @@ def pull(op_id: int, index: int) -> Any:
 
 class TestBounds:
     def test_connections_are_bounded(
-        self, rig: Rig, eventually: Callable[[Callable[[], bool]], None]
+        self,
+        rig: Rig,
+        eventually: Callable[[Callable[[], bool]], None],
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
         server = TcpServer(rig.holder, "holder", SECRET, max_connections=2)
         rig.servers.append(server)
         socks = [socket.create_connection(server.address, timeout=20) for _ in range(5)]
         eventually(lambda: server.refused == 3)
         assert server.num_connections == 2
+        assert caplog.text.count("too_many_connections node=holder: 2 are open") == 1
         for sock in socks:
             sock.close()
         eventually(lambda: server.num_connections == 0)
