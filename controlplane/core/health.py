@@ -75,11 +75,7 @@ class DataPathHealth:
     """
 
     _workers: dict[str, _Worker] = field(default_factory=dict)
-
-    @property
-    def is_sound(self) -> bool:
-        """No worker has failed lately: none is paused."""
-        return not self._workers
+    is_sound: bool = True  # no worker has failed lately: none is paused
 
     def is_paused(self, worker_id: str, now: float) -> bool:
         """Ejected, or its one trial is under way."""
@@ -91,7 +87,7 @@ class DataPathHealth:
     @property
     def has_ejected(self) -> bool:
         """Whether `overdue` is worth asking."""
-        return bool(self._workers) and any(worker.is_open for worker in self._workers.values())
+        return any(worker.is_open for worker in self._workers.values())
 
     def overdue(self, worker_id: str, now: float) -> float | None:
         """Seconds for which the worker could have had its trial; None: it is due none."""
@@ -110,6 +106,7 @@ class DataPathHealth:
     def failed(self, worker_id: str, now: float, *, unreachable: bool, error: str = "") -> None:
         """`unreachable` (refused, reset) pauses at once; other failures three in a row, or half."""
         worker = self._workers.setdefault(worker_id, _Worker())
+        self.is_sound = False
         worker.failures += 1
         worker.error = error
         worker.served.append(False)
@@ -136,6 +133,7 @@ class DataPathHealth:
         worker.served.append(True)
         if len(worker.served) == WINDOW and all(worker.served):
             del self._workers[worker_id]
+            self.is_sound = not self._workers
 
     def no_verdict(self, worker_id: str) -> None:
         """A leg ended by its client's doing: another may be the trial."""
@@ -158,6 +156,7 @@ class DataPathHealth:
     def keep(self, worker_ids: set[str]) -> None:
         for gone in self._workers.keys() - worker_ids:
             del self._workers[gone]
+        self.is_sound = not self._workers
 
     def paused(self, now: float) -> list[str]:
         return [name for name in self._workers if self.is_paused(name, now)]

@@ -47,12 +47,8 @@ class ClientBody(msgspec.Struct):
     fields: dict[str, Any]
     chat: bool
     passed: bool = False  # of a route that is not split
+    stream: bool = False
     is_refused: bool = False  # too long for the engine: it says so itself, and no leg 1 runs
-
-    @property
-    def stream(self) -> bool:
-        value = self.fields.get("stream")
-        return value is True or (value is not None and is_yes(value))
 
     @property
     def model(self) -> object:
@@ -100,7 +96,9 @@ def parse(raw: bytes, *, chat: bool, passed: bool = False) -> ClientBody:
         kind = type(fields).__name__
         message = f"the body must be a JSON object, this is a {kind}"
         raise AnswerError(400, message, "malformed_json")
-    return ClientBody(raw, fields, chat, passed)
+    stream = fields.get("stream")
+    is_stream = stream is True or (stream is not None and is_yes(stream))
+    return ClientBody(raw, fields, chat, passed, is_stream)
 
 
 def with_rules(body: ClientBody, rules: Sequence[Rule]) -> list[Rule]:

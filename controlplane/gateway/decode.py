@@ -15,7 +15,7 @@ from controlplane.gateway.learning import take_decode
 from controlplane.gateway.legs import (
     LegError,
     PrefillReply,
-    WorkerAnswer,
+    check_answer,
     leg_head,
     passed_headers,
     unreachable_answer,
@@ -29,7 +29,7 @@ from controlplane.gateway.results import (
     read_stream,
 )
 from controlplane.gateway.running import Running
-from controlplane.gateway.upstream import UpstreamError
+from controlplane.gateway.upstream import Reply, UpstreamError
 
 _DECODE_STARTED, _DECODE_RETRIED = DecodeStarted(), DecodeRetried()
 
@@ -110,10 +110,12 @@ async def _try(run: Running, worker_id: str, num_blocks: int, prefilled: Prefill
     if asked.body.stream:
         await _stream(run, worker, path, head, body, prefilled)
     else:
-        answer = await context.sender.decode_whole(worker, path, head, body)
+        seconds = context.settings.timeouts.whole_reply
+        reply, answer = await context.sender.exchange(worker, path, head, body, seconds)
+        check_answer(answer)
         if not cluster.health.is_sound:
             cluster.health.served(row.id)
-        _answer_whole(run, worker, answer, prefilled)
+        _answer_whole(run, worker, reply, answer, prefilled)
 
 
 def _params(
@@ -143,15 +145,16 @@ def _details(run: Running, prefilled: PrefillReply) -> dict[str, Any] | None:
 
 
 def _answer_whole(
-    run: Running, worker: WorkerState, answer: WorkerAnswer, prefilled: PrefillReply
+    run: Running, worker: WorkerState, reply: Reply, body: bytes, prefilled: PrefillReply
 ) -> None:
-    body, decision, asked = answer.body, run.decision, run.asked
-    if b"content-encoding" in answer.headers:
+    decision, asked, headers = run.decision, run.asked, reply.headers
+    if b"content-encoding" in headers:
         decision.status = "finished_stop"
     else:
         body = read_reply(decision, body, _details(run, prefilled))
-    headers = asked.client_headers(answer.headers)
-    asked.request.connection.respond(200, body, answer.content_type, headers)
+    kind = headers.get(b"content-type", b"application/json")
+    ours = asked.client_headers(passed_headers(reply))
+    asked.request.connection.respond(200, body, kind, ours)
     worker.decode_times.observe_service(monotonic() - run.outcome.slot_at)
     decision.http_status = 200
     run.finish()

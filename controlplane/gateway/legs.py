@@ -68,32 +68,12 @@ class LegSender:
         self._timeouts = settings.timeouts
         self._limits = settings.limits
 
-    async def prefill(
-        self, worker: WorkerState, path: bytes, head: bytes, body: bytes
-    ) -> PrefillReply:
-        """Leg 1, whole."""
-        _, answer = await self._exchange(worker, path, head, body, self._timeouts.prefill)
-        return _prefill_reply(answer, foreign=worker.row.handshake == "nixl")
-
     async def whole(
         self, worker: WorkerState, path: bytes, head: bytes, body: bytes, content_type: bytes
     ) -> WorkerAnswer:
         """A request that is no leg."""
         seconds = self._timeouts.prefill
-        reply, answer = await self._exchange(worker, path, head, body, seconds, content_type)
-        return _worker_answer(reply, answer)
-
-    async def decode_whole(
-        self, worker: WorkerState, path: bytes, head: bytes, body: bytes
-    ) -> WorkerAnswer:
-        """Leg 2 of a plain request: kept until it is complete, so that it can be retried."""
-        seconds = self._timeouts.whole_reply
-        reply, answer = await self._exchange(worker, path, head, body, seconds)
-        if not answer:
-            raise LegError("answered 200 with nothing", 502, unreachable=False)
-        if answer.startswith(b'{"error"'):
-            cause = _message(answer)
-            raise LegError(f"answered 200 with an error: {cause}", 502, unreachable=False)
+        reply, answer = await self.exchange(worker, path, head, body, seconds, content_type)
         return _worker_answer(reply, answer)
 
     async def decode_stream(
@@ -131,7 +111,7 @@ class LegSender:
             raise LegError(f"failed: {cause}", 502, unreachable=False)
         return first
 
-    async def _exchange(
+    async def exchange(
         self,
         worker: WorkerState,
         path: bytes,
@@ -140,7 +120,8 @@ class LegSender:
         seconds: float,
         content_type: bytes = b"application/json",
     ) -> tuple[Reply, bytes]:
-        """A 200 and its whole body."""
+        """A 200 and its whole body: leg 1, or leg 2 of a plain request, kept until it is complete,
+        so that it can be retried."""
         request = _request(worker, path, head, body, content_type)
         try:
             reply = await worker.upstream.send(request, body, head_seconds=seconds)
@@ -198,6 +179,15 @@ def _request(
         len(body),
         head,
     )
+
+
+def check_answer(body: bytes) -> None:
+    """Of leg 2: a 200 with nothing, or with an error, is none."""
+    if not body:
+        raise LegError("answered 200 with nothing", 502, unreachable=False)
+    if body.startswith(b'{"error"'):
+        cause = _message(body)
+        raise LegError(f"answered 200 with an error: {cause}", 502, unreachable=False)
 
 
 def _worker_answer(reply: Reply, body: bytes) -> WorkerAnswer:
@@ -261,7 +251,8 @@ _decode_foreign = msgspec.json.Decoder(_Foreign).decode
 _decode_prefilled = msgspec.json.Decoder(_Prefilled).decode
 
 
-def _prefill_reply(body: bytes, *, foreign: bool) -> PrefillReply:
+def prefill_reply(body: bytes, *, foreign: bool) -> PrefillReply:
+    """Of leg 1. Raises `LegError`."""
     try:
         reply = _decode_prefilled(body)
         params = _decode_foreign(body).kv_transfer_params if foreign else None

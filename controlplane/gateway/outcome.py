@@ -1,12 +1,13 @@
 """When one request passed which point, and the waterfall made of it."""
 
-import msgspec
+from dataclasses import dataclass
 
 from controlplane.gateway.scheduling import Plan
 from controlplane.gateway.wire import Phase
 
 
-class Outcome(msgspec.Struct):
+@dataclass(slots=True)
+class Outcome:
     """Monotonic seconds; 0 = never got there."""
 
     received_at: float

@@ -10,7 +10,7 @@ from controlplane.gateway import turns
 from controlplane.gateway.bodies import Holder, KvParams, ours, prefill_leg
 from controlplane.gateway.cluster import WorkerState
 from controlplane.gateway.learning import expect, take_prefill
-from controlplane.gateway.legs import LegError, PrefillReply, leg_head
+from controlplane.gateway.legs import LegError, PrefillReply, leg_head, prefill_reply
 from controlplane.gateway.running import Running
 
 TRIAL_COST_SECONDS = 1.0
@@ -21,18 +21,18 @@ _NO_PREFILL = PrefillReply(0, None, None)
 
 async def prefill(run: Running) -> PrefillReply:
     """What leg 1 said; without blocks where decode is to compute the prompt."""
-    if run.asked.body.unsplit:
+    if run.unsplit:
         return _NO_PREFILL
     tries = 1 + run.context.settings.limits.max_retries
-    order = run.plan.prefill
-    if run.context.cluster.health.has_ejected:
+    order, cluster = run.plan.prefill, run.context.cluster
+    if not cluster.health.is_sound and cluster.health.has_ejected:
         order = _trial_first(run, order)
     for priced in order[:tries]:
-        worker = run.context.cluster.workers.get(priced.option.worker_id)
+        worker = cluster.workers.get(priced.option.worker_id)
         if worker is None or not run.may_send(worker):
             continue
         if worker.row.id == run.life.slot_worker:
-            run.context.cluster.dispatch.leave(run.asked.request_id)
+            cluster.dispatch.leave(run.asked.request_id)
             return _NO_PREFILL  # one worker does both in one leg
         reply = await _try(run, worker, priced)
         if reply is not None:
@@ -79,7 +79,9 @@ async def _try(run: Running, worker: WorkerState, priced: Priced) -> PrefillRepl
     context.stats.worker(row.id).requests += 1
     run.outcome.prefill_sent_at = now
     try:
-        reply = await context.sender.prefill(worker, asked.request.path, head, body)
+        seconds = context.settings.timeouts.prefill
+        _, answer = await context.sender.exchange(worker, asked.request.path, head, body, seconds)
+        reply = prefill_reply(answer, foreign=row.handshake == "nixl")
     except LegError as error:
         run.step(_PREFILL_ENDED)
         run.leg_failed("prefill", worker.row.id, error)

@@ -66,12 +66,13 @@ class Running:
 
     __slots__ = (
         "asked", "cause", "context", "decision", "failed_worker", "life", "outcome", "plan",
-        "record", "service_seconds", "staged", "stuck_in", "stuck_since", "telling",
+        "record", "service_seconds", "staged", "stuck_in", "stuck_since", "telling", "unsplit",
     )  # fmt: skip
 
     def __init__(self, context: Context, asked: Asked) -> None:
         self.context = context
         self.asked = asked
+        self.unsplit = asked.body.unsplit
         self.life = Lifecycle()
         self.outcome = Outcome(asked.request.received_at)
         self.cause: AnswerError | ClientFault | None = None  # of an `interrupt`
@@ -88,13 +89,16 @@ class Running:
         plan, outcome = self.plan, self.outcome
         outcome.planned_at = monotonic()
         self.decision = new_decision(asked, plan, context.settings.gateway_id)
-        self.telling = Telling(plan, outcome, plan.prefill, plan.decode)
+        free = plan.free_decode
+        first = free[0].worker_id if free else ""
+        self.telling = Telling(plan, outcome, plan.prefill, plan.decode, first)
         self.record: Joining | None = None
         if plan.admission.admitted:
-            record = self.record = context.records.begin(
+            self.record = context.records.begin(
                 self.decision, plan.policies.recording, self.telling
             )
-            record.trace = asked.trace
+            if asked.trace is not None:
+                self.record.trace = asked.trace
 
     def may_send(self, worker: WorkerState) -> bool:
         """As of now: it was planned with a while ago, and may drain, fail or serve another model."""

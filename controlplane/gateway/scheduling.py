@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from itertools import count
 from random import Random
 from time import monotonic
@@ -30,7 +31,7 @@ UNKNOWN_PROMPT_TOKENS = 512
 _NOBODY = Standing()
 
 
-class Held(msgspec.Struct):
+class Held(msgspec.Struct, eq=False):
     """Of a request's prompts, by node. `coming`: tokens that will be there when the legs on their
     way have run. `keys`: the block keys of its only prompt, in `namespace`."""
 
@@ -48,7 +49,8 @@ class Held(msgspec.Struct):
 NOTHING_HELD = Held()
 
 
-class Plan(msgspec.Struct):
+@dataclass(slots=True)
+class Plan:
     """Candidates in order, and what the first pair should give."""
 
     policies: Policies
@@ -56,21 +58,20 @@ class Plan(msgspec.Struct):
     by_turn: bool  # the order is not by cost
     decode: list[DecodeOption]
     free_decode: list[DecodeOption]
-    admission: Admission
-    predicted_ttft_seconds: float | None
-    predicted_handover_seconds: float | None
+    admission: Admission = ADMITTED
+    predicted_ttft_seconds: float | None = None
+    predicted_handover_seconds: float | None = None
     slot_wait_seconds: float = 0.0
     source: Source | None = None  # of the transfers that are priced in
-    held_blocks: dict[str, int] = {}  # node -> blocks of the prompt
-    standing: Standing = Standing()
+    held_blocks: dict[str, int] = field(default_factory=dict)  # node -> blocks of the prompt
+    standing: Standing = _NOBODY
     predicted_tbt_seconds: float | None = None
     turn_seconds: float = 0.0  # of the predicted TTFT, until leg 1 may go
     rest_seconds: float | None = None  # of it, from then on
     after_queue_seconds: float = 0.0  # of that, when the worker is idle
-    held: Held = msgspec.field(default_factory=lambda: NOTHING_HELD)
+    held: Held = NOTHING_HELD
     kv_tokens: int = 0  # prompt and expected output
     observed: ObservedPlacement | None = None
-    first_decode: str = ""  # the best free decode worker
 
 
 class Scheduler:
@@ -117,11 +118,10 @@ class Scheduler:
         decode = [self._decode_option(state, first, kv_tokens) for state in decode_workers]
         free = order_decode(decode, kv_tokens)
         by_turn = rules.algorithm not in ("cost", "mooncake")
-        plan = Plan(policies, ordered, by_turn, decode, free, ADMITTED, None, None)
-        plan.source, plan.standing = source, standing
-        plan.held, plan.held_blocks, plan.kv_tokens = held, held.blocks, kv_tokens
-        if free:
-            plan.first_decode = free[0].worker_id
+        plan = Plan(
+            policies, ordered, by_turn, decode, free, ADMITTED, source=source, standing=standing,
+            held=held, held_blocks=held.blocks, kv_tokens=kv_tokens,
+        )  # fmt: skip
         if scheduling.observe is not None:
             plan.observed = _observe(scheduling.observe, rules, options, placing, source)
         self._predict(plan, num_tokens, model, now)

@@ -61,7 +61,7 @@ class ClientConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._url = b""
         self._headers: dict[bytes, bytes] = {}
-        self._head_bytes = 0
+        self._head_bytes = self._piece_bytes = 0
         self._body: list[bytes] = []
         self._body_bytes = 0
         self._in_head = True
@@ -112,6 +112,7 @@ class ClientConnection(asyncio.Protocol):
             self._reading = True
             self.since = self.loop.time()
         self._message_ended = False
+        self._piece_bytes = len(data)
         try:
             self._feed(data)
         except httptools.HttpParserError as error:
@@ -153,10 +154,11 @@ class ClientConnection(asyncio.Protocol):
     def on_headers_complete(self) -> None:
         self._in_head = False
         headers = self._headers
-        size = len(self._url) + sum(map(len, headers)) + sum(map(len, headers.values()))
-        if size > self._limits.max_header_bytes:
-            self._refuse_head()
-            raise _RefusedError
+        if self._head_bytes + self._piece_bytes > self._limits.max_header_bytes:
+            size = len(self._url) + sum(map(len, headers)) + sum(map(len, headers.values()))
+            if size > self._limits.max_header_bytes:
+                self._refuse_head()
+                raise _RefusedError
         length = headers.get(b"content-length")
         if length is not None and int(length) > self._limits.max_body_bytes:
             self._refuse_body(int(length))

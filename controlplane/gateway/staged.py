@@ -12,7 +12,7 @@ import structlog
 from controlplane.gateway.asked import Asked
 from controlplane.gateway.bodies import KvParams, prefill_leg
 from controlplane.gateway.cluster import WorkerState
-from controlplane.gateway.legs import ClientFault, LegError, LegSender, leg_head
+from controlplane.gateway.legs import ClientFault, LegError, LegSender, leg_head, prefill_reply
 from controlplane.gateway.stats import Stats
 
 log = structlog.get_logger(__name__)
@@ -44,7 +44,9 @@ class StagedReleases:
     async def _leg(self, worker: WorkerState, path: bytes, request_id: str, body: bytes) -> None:
         try:
             async with asyncio.timeout(SECONDS):
-                await self._sender.prefill(worker, path, leg_head(request_id, "d", {}), body)
+                head = leg_head(request_id, "d", {})
+                _, answer = await self._sender.exchange(worker, path, head, body, SECONDS)
+                prefill_reply(answer, foreign=False)
         except (LegError, ClientFault, TimeoutError) as error:
             self._stats.staged_left += 1
             log.warning("staged_kv_left", worker=worker.row.id, request=request_id,

@@ -23,6 +23,7 @@ class Telling(msgspec.Struct, eq=False):
     outcome: Outcome
     prefill: list[Priced]
     decode: list[DecodeOption]
+    chosen_decode: str
     service_seconds: float = 0.0  # of the prefill leg
 
     def tell(self, decision: Decision) -> None:
@@ -43,7 +44,7 @@ class Telling(msgspec.Struct, eq=False):
             by_turn=plan.by_turn,
             broken_slo_seconds=None if admitted else self._bound_of_prefill(),
         )
-        first = plan.first_decode if admitted else ""
+        first = self.chosen_decode if admitted else ""
         decision.decode_candidates = decode_candidates(self.decode, first)
         decision.observed_placement = plan.observed
 

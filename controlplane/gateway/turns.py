@@ -18,7 +18,7 @@ GRACE = 1.05
 def enter(run: Running) -> Offer:
     """At the plan's first prefill worker. GO as well where no leg 1 will be sent."""
     plan = run.plan
-    if not plan.prefill or run.asked.body.unsplit:
+    if not plan.prefill or run.unsplit:
         return Offer.GO
     first = plan.prefill[0]
     if plan.free_decode and plan.free_decode[0].worker_id == first.option.worker_id:
@@ -91,7 +91,7 @@ def _is_late(run: Running, priced: Priced, now: float) -> bool:
 def _leg(run: Running, priced: Priced) -> QueuedLeg:
     plan = run.plan
     standing = plan.standing
-    total = run.asked.num_tokens or 0
+    total = run.decision.prompt_tokens or 0
     used = min(priced.used_prefix_tokens, total)
     return QueuedLeg(
         run.asked.request_id,

@@ -17,7 +17,6 @@ from typing import Literal, cast
 from urllib.parse import urlsplit
 
 import httptools
-import msgspec
 
 from workers.core.errors import PeriluneError
 
@@ -39,32 +38,30 @@ class UpstreamError(PeriluneError):
         self.kind = kind
 
 
-class Reply(msgspec.Struct, eq=False):
+class Reply:
     """A reply as it arrives. Either `whole()` or `relay()` reads the body; `abort()` gives up."""
 
-    _connection: "_Connection"
-    status: int = 0
-    headers: dict[bytes, bytes] = {}
-    head_complete: bool = False
-    complete: bool = False
-    _pieces: list[bytes] = []
-    _buffered: int = 0
-    _held: bool = False
-    _full: bool = False
-    _paused: bool = False
-    _sink: Callable[[bytes], None] | None = None
-    _error: UpstreamError | None = None
-    _waiter: "asyncio.Future[None] | None" = None
-    _waiting_for: str = ""
-    patience: float = 0.0  # seconds that the present wait may last
-    waiting_since: float = 0.0
-    deadline: float = 0.0
-    last_byte_at: float = 0.0
+    __slots__ = (
+        "_buffered", "_connection", "_error", "_full", "_held", "_paused", "_pieces", "_sink",
+        "_waiter", "_waiting_for", "complete", "deadline", "head_complete", "headers",
+        "last_byte_at", "patience", "status", "waiting_since",
+    )  # fmt: skip
 
-    async def wait_head(self, seconds: float) -> None:
-        """Wait for status and headers, or for some of them. Raises `UpstreamError`; a failed reply
-        is aborted."""
-        await self._wait(seconds, "no answer")
+    patience: float
+    """Seconds that the present wait may last; like `waiting_since` and `deadline` of a wait only."""
+    waiting_since: float
+    deadline: float
+
+    def __init__(self, connection: "_Connection") -> None:
+        self._connection = connection
+        self.headers: dict[bytes, bytes] = {}
+        self._pieces: list[bytes] = []
+        self.status = self._buffered = 0
+        self.last_byte_at = 0.0
+        self.head_complete = self.complete = self._held = self._full = self._paused = False
+        self._sink: Callable[[bytes], None] | None = None
+        self._error: UpstreamError | None = None
+        self._waiter: asyncio.Future[None] | None = None
 
     async def whole(self, limit: int, first_seconds: float, idle_seconds: float) -> bytes:
         """The whole body. Bounds: `limit` bytes, seconds to the first and to each next piece."""
@@ -74,7 +71,7 @@ class Reply(msgspec.Struct, eq=False):
                 raise UpstreamError("too_large", f"the reply has over {limit} bytes")
             self._full = False
             self._apply_pause()
-            await self._wait(idle_seconds if self._pieces else first_seconds, "no next piece")
+            await self.wait(idle_seconds if self._pieces else first_seconds, "no next piece")
         return self._pieces[0] if len(self._pieces) == 1 else b"".join(self._pieces)
 
     def body_if_one_piece(self) -> bytes | None:
@@ -84,7 +81,7 @@ class Reply(msgspec.Struct, eq=False):
     async def first_piece(self, seconds: float) -> bytes:
         """Body bytes that have come; waits for some. b"" only for an empty body."""
         while not self._pieces and not self.complete:
-            await self._wait(seconds, "no first byte")
+            await self.wait(seconds, "no first byte")
         pieces, self._pieces, self._buffered = self._pieces, [], 0
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
@@ -108,7 +105,7 @@ class Reply(msgspec.Struct, eq=False):
         self._apply_pause()
         if not self.complete:
             self._connection.splice_by(splice)
-            await self._wait(idle_seconds, "no next piece")
+            await self.wait(idle_seconds, "no next piece")
 
     def pause(self) -> None:
         """Backpressure: stop reading from the worker."""
@@ -165,7 +162,9 @@ class Reply(msgspec.Struct, eq=False):
 
     # --- waiting ---
 
-    async def _wait(self, seconds: float, what: str) -> None:
+    async def wait(self, seconds: float, what: str) -> None:
+        """For whatever comes next: parts of the head, or of the body. Raises `UpstreamError`; then
+        the reply is aborted."""
         if self._error is not None:
             raise self._error
         connection = self._connection
@@ -208,7 +207,7 @@ class _Connection(asyncio.Protocol):
         self._reply: Reply | None = None
         self._pieces: list[bytes] = []
         self._message_complete = False
-        self._keep = False
+        self._keep = self._is_final = False
         self._chunk_done = False
         self._splice: Callable[[bytes], bool] | None = None  # of a relay, as a chunk may begin
         self._wanted_splice: Callable[[bytes], bool] | None = None
@@ -302,10 +301,10 @@ class _Connection(asyncio.Protocol):
             self._reply.headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
-        status = self._parser.get_status_code()
-        if self._reply is not None and status >= 200:
-            self._reply.status = status
-            self._reply.head_complete = True
+        status, reply = self._parser.get_status_code(), self._reply
+        self._is_final = status >= 200
+        if reply is not None and self._is_final:
+            reply.status, reply.head_complete = status, True
 
     def on_body(self, body: bytes) -> None:
         self._pieces.append(body)
@@ -317,7 +316,7 @@ class _Connection(asyncio.Protocol):
         self._chunk_done = True
 
     def on_message_complete(self) -> None:
-        if self._parser.get_status_code() >= 200:
+        if self._is_final:
             self._message_complete = True
             self._keep = self._parser.should_keep_alive()  # the parser forgets it after this
 
@@ -364,7 +363,7 @@ class Upstream:
             reply = kept.send(*parts)
             try:
                 while not reply.head_complete:
-                    await reply.wait_head(head_seconds)
+                    await reply.wait(head_seconds, "no answer")
             except UpstreamError as error:
                 if error.kind != "reset" or kept.got_bytes:
                     raise
@@ -373,7 +372,7 @@ class Upstream:
         connection = await self._connect()
         reply = connection.send(*parts)
         while not reply.head_complete:
-            await reply.wait_head(head_seconds)
+            await reply.wait(head_seconds, "no answer")
         return reply
 
     def close(self) -> None:
@@ -429,7 +428,7 @@ class Upstream:
         oldest = self._loop.time() - self._keep_alive_seconds
         while self._idle:
             connection = self._idle.pop()
-            if connection.is_open and connection.idle_since > oldest:
+            if connection.idle_since > oldest and connection.is_open:
                 return connection
             connection.abort()
         return None

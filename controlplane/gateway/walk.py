@@ -22,8 +22,9 @@ async def walk(context: Context, asked: Asked) -> None:
     stats.in_flight += 1
     context.running[asked.request_id] = run
     try:
-        _admit(run)
-        if run.plan.prefill and not asked.body.unsplit:
+        if not run.plan.admission.admitted:
+            raise _turned_down(run)
+        if run.plan.held.keys and run.plan.prefill and not run.unsplit:
             expect(run, run.plan.prefill[0].option.node_id)
         offer = turns.enter(run)
         if offer is not Offer.GO:
@@ -60,17 +61,16 @@ def _interrupted(run: Running, cause: AnswerError | ClientFault) -> None:
     raise cause
 
 
-def _admit(run: Running) -> None:
+def _turned_down(run: Running) -> AnswerError:
+    """By admission."""
     admission = run.plan.admission
-    if admission.admitted:
-        return
     revisions = run.plan.policies.revisions
     named = ", ".join(f"{k} revision {v}" for k, v in revisions.items() if k.startswith("slo/"))
     message = f"rejected: {admission.reason} ({named or 'no slo policy'}); try again later"
     code, seconds = f"slo_{admission.breaks}", admission.retry_after_seconds
     error = AnswerError(429, message, code, retry_after=seconds)
     run.reject(error)
-    raise error
+    return error
 
 
 async def _take_slot(run: Running) -> None:
@@ -90,7 +90,7 @@ async def _take_slot(run: Running) -> None:
 def _first(run: Running) -> str:
     """The best free decode worker, or one that is due its trial."""
     health, free = run.context.cluster.health, run.plan.free_decode
-    if health.has_ejected:
+    if not health.is_sound and health.has_ejected:
         now = monotonic()
         for option in free:
             if health.overdue(option.worker_id, now) is not None:
