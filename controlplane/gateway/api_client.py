@@ -25,7 +25,7 @@ class ApiClient:
             lines += b"content-type: application/json\r\ncontent-length: %d\r\n" % len(body)
         target = self._upstream.base_path + path.encode()
         head = b"%b %b HTTP/1.1\r\n%b\r\n" % (method.encode(), target, lines)
-        reply = await self._upstream.send(head, body or b"", head_seconds=seconds)
+        reply = await self._upstream.send(head + (body or b""), head_seconds=seconds)
         if reply.status == 304:
             return 304, b""
         return reply.status, await reply.whole(MAX_REPLY_BYTES, seconds, seconds)

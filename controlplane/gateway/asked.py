@@ -70,16 +70,16 @@ class Asked(msgspec.Struct):
         target: Holder | None = None,
     ) -> LegParams:
         """What the leg's worker is told beside the client's own body."""
-        headers = self.request.headers
+        headers, tenant = self.request.headers, self.tenant
         return LegParams(
             self.request_id, leg, num_blocks, session_of(headers), holder, label_of(headers),
-            target, self.pool_tenant,
+            target, "" if tenant == DEFAULT_TENANT else tenant,
         )  # fmt: skip
 
     def client_headers(self, passed: bytes) -> bytes:
         """Ids for the client: its own echoed where it sent one, and ours."""
         ours = self.request_id.encode()
-        own = self.request.headers.get(b"x-request-id", ours)
-        if not 0 < len(own) <= MAX_ECHOED_ID:
+        own = self.request.headers.get(b"x-request-id")
+        if own is None or not 0 < len(own) <= MAX_ECHOED_ID:
             own = ours
         return b"x-request-id: %b\r\nx-perilune-request-id: %b\r\n%b" % (own, ours, passed)

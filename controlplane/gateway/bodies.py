@@ -207,7 +207,8 @@ def prefill_leg(body: ClientBody, kv: KvParams | None, salt: str | None) -> byte
             fields.pop(name, None)
     caps = fields.keys() & _CAPS
     for name in caps:
-        fields[name] = _one(fields[name])
+        cap = fields[name]
+        fields[name] = 1 if type(cap) is int and cap > 0 else _one(cap)
     if not caps:
         fields["max_completion_tokens" if body.chat else "max_tokens"] = 1
     if "n" in fields:

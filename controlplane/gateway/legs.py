@@ -82,9 +82,8 @@ class LegSender:
         """Leg 2 of a stream, up to its first piece."""
         seconds = self._timeouts.first_byte
         try:
-            reply = await worker.upstream.send(
-                _request(worker, path, head, body), body, head_seconds=seconds
-            )
+            request = _request(worker, path, head, body)
+            reply = await worker.upstream.send(request, head_seconds=seconds)
         except UpstreamError as error:
             raise _leg_error(error) from error
         try:
@@ -124,7 +123,7 @@ class LegSender:
         so that it can be retried."""
         request = _request(worker, path, head, body, content_type)
         try:
-            reply = await worker.upstream.send(request, body, head_seconds=seconds)
+            reply = await worker.upstream.send(request, head_seconds=seconds)
             answer = reply.body_if_one_piece()
             if answer is None:
                 answer = await self._read(reply, seconds)
@@ -171,13 +170,10 @@ def _request(
     content_type: bytes = b"application/json",
 ) -> bytes:
     upstream = worker.upstream
-    return b"POST %b%b HTTP/1.1\r\nhost: %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n%b\r\n" % (
-        upstream.base_path,
-        path,
-        upstream.host_header,
-        content_type,
-        len(body),
-        head,
+    return (
+        b"POST %b%b HTTP/1.1\r\nhost: %b\r\ncontent-type: %b\r\n"
+        b"content-length: %d\r\n%b\r\n%b"
+        % (upstream.base_path, path, upstream.host_header, content_type, len(body), head, body)
     )
 
 

@@ -239,8 +239,10 @@ class Scheduler:
             first = plan.prefill[0]
             ttft, queued = first.ttft_seconds, first.option.queue_seconds
             # What else may run at its turn is within the window.
-            window = plan.policies.admission.queue.window_seconds
-            beside = max(0.0, window - first.transfer_seconds - first.prefill_seconds)
+            beside = 0.0
+            if queued:
+                window = plan.policies.admission.queue.window_seconds
+                beside = max(0.0, window - first.transfer_seconds - first.prefill_seconds)
         elif best is not None:  # decode-side prefill
             worker = self._cluster.workers[best.worker_id]
             ttft, queued, beside, moved = worker.prefill_times.predict(num_tokens, 0), 0.0, 0.0, 0.0
@@ -249,7 +251,7 @@ class Scheduler:
         if plan.decode and not plan.free_decode:
             plan.slot_wait_seconds = self._slot_wait(plan, model)
         ttft += plan.slot_wait_seconds + (handover or 0.0) + moved
-        turn = max(0.0, queued - beside)
+        turn = queued - beside if queued > beside else 0.0
         plan.predicted_handover_seconds, plan.predicted_tbt_seconds = handover, tbt
         plan.predicted_ttft_seconds, plan.turn_seconds = ttft, turn
         plan.rest_seconds, plan.after_queue_seconds = ttft - turn, ttft - queued

@@ -136,21 +136,21 @@ class Reply:
     # --- called by the connection ---
 
     def take(self, pieces: list[bytes]) -> None:
-        self.last_byte_at = monotonic()
-        if self._sink is not None:
-            self._sink(pieces[0] if len(pieces) == 1 else b"".join(pieces))
-            return
-        self._pieces += pieces
-        if self.complete:
-            return
-        self._buffered += sum(map(len, pieces))
-        if self._buffered > _BUFFER_BYTES:
-            self._full = True
-            self._apply_pause()
-
-    def wake(self) -> None:
+        """A packet's part of the body, which may be none, and the news that the packet is."""
+        sink = self._sink
+        if pieces:
+            self.last_byte_at = monotonic()
+            if sink is not None:
+                sink(pieces[0] if len(pieces) == 1 else b"".join(pieces))
+            else:
+                self._pieces += pieces
+                if not self.complete:
+                    self._buffered += sum(map(len, pieces))
+                    if self._buffered > _BUFFER_BYTES:
+                        self._full = True
+                        self._apply_pause()
         waiter = self._waiter
-        if waiter is not None and not waiter.done() and (self._sink is None or self.complete):
+        if waiter is not None and (sink is None or self.complete) and not waiter.done():
             waiter.set_result(None)
 
     def fail(self, error: UpstreamError) -> None:
@@ -219,11 +219,11 @@ class _Connection(asyncio.Protocol):
     def is_open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
-    def send(self, *parts: bytes) -> Reply:
+    def send(self, request: bytes) -> Reply:
         assert self._transport is not None
         self.got_bytes = self._message_complete = False
         reply = self._reply = Reply(self)
-        self._transport.write(b"".join(parts))
+        self._transport.write(request)
         return reply
 
     def splice_by(self, splice: Callable[[bytes], bool] | None) -> None:
@@ -259,7 +259,7 @@ class _Connection(asyncio.Protocol):
             return
         if exc is None and reply.head_complete and _ends_with_close(reply.headers):
             reply.complete = True
-            reply.wake()
+            reply.take([])
             return
         cause = f" ({exc})" if exc is not None else ""
         reply.fail(UpstreamError("reset", f"the connection ended before the reply did{cause}"))
@@ -287,12 +287,12 @@ class _Connection(asyncio.Protocol):
         elif self._wanted_splice is not None or self._chunk_done:
             self._chunk_done = self._chunk_done and data.endswith(b"\r\n")
             self._splice = self._wanted_splice if self._chunk_done else None
-        if self._pieces:
-            pieces, self._pieces = self._pieces, []
-            reply.take(pieces)
+        pieces = self._pieces
+        if pieces:
+            self._pieces = []
+        reply.take(pieces)
         if is_complete:
             self.pool.give_back(self, keep=self._keep)
-        reply.wake()
 
     # --- parser ---
 
@@ -352,7 +352,7 @@ class Upstream:
     def num_connections(self) -> int:
         return len(self._all)
 
-    async def send(self, *parts: bytes, head_seconds: float) -> Reply:
+    async def send(self, request: bytes, *, head_seconds: float) -> Reply:
         """Send one request; returns when the reply's head is there. Raises `UpstreamError`.
 
         A kept connection that the worker had closed meanwhile is replaced once: nothing of the
@@ -360,7 +360,7 @@ class Upstream:
         """
         kept = self._take_idle()
         if kept is not None:
-            reply = kept.send(*parts)
+            reply = kept.send(request)
             try:
                 while not reply.head_complete:
                     await reply.wait(head_seconds, "no answer")
@@ -370,7 +370,7 @@ class Upstream:
             else:
                 return reply
         connection = await self._connect()
-        reply = connection.send(*parts)
+        reply = connection.send(request)
         while not reply.head_complete:
             await reply.wait(head_seconds, "no answer")
         return reply
@@ -401,7 +401,7 @@ class Upstream:
         if not keep or self._closed or len(self._idle) >= MAX_IDLE:
             connection.abort()
             return
-        connection.idle_since = self._loop.time()
+        connection.idle_since = monotonic()
         if connection.is_paused:
             connection.resume_reading()
         self._idle.append(connection)
@@ -425,7 +425,7 @@ class Upstream:
             self._loop.call_later(TICK_SECONDS, self._tick)
 
     def _take_idle(self) -> _Connection | None:
-        oldest = self._loop.time() - self._keep_alive_seconds
+        oldest = monotonic() - self._keep_alive_seconds
         while self._idle:
             connection = self._idle.pop()
             if connection.idle_since > oldest and connection.is_open:

@@ -76,7 +76,8 @@ def _turned_down(run: Running) -> AnswerError:
 async def _take_slot(run: Running) -> None:
     plan = run.plan
     if plan.free_decode:
-        worker_id = _first(run)
+        health = run.context.cluster.health
+        worker_id = plan.free_decode[0].worker_id if health.is_sound else _first(run)
         run.context.cluster.slots.take(run.asked.request_id, worker_id, plan.kv_tokens)
     elif plan.decode:
         worker_id = await _wait_for_slot(run)
@@ -90,7 +91,7 @@ async def _take_slot(run: Running) -> None:
 def _first(run: Running) -> str:
     """The best free decode worker, or one that is due its trial."""
     health, free = run.context.cluster.health, run.plan.free_decode
-    if not health.is_sound and health.has_ejected:
+    if health.has_ejected:
         now = monotonic()
         for option in free:
             if health.overdue(option.worker_id, now) is not None:
