@@ -156,10 +156,10 @@ class Records:
             self._count(entry.decision)
             if entry.trace is not None:
                 self.on_traced(entry.trace, entry.told())
-        first, entry.sent = not entry.sent, True
-        self._unannounced.pop(entry.decision.request_id, None)
-        if entry.decision.status not in COMPLETE:
-            entry.decision.sampled_one_in = 1  # all such are recorded
+        first, entry.sent, decision = not entry.sent, True, entry.decision
+        self._unannounced.pop(decision.request_id, None)
+        if decision.status not in COMPLETE:
+            decision.sampled_one_in = 1  # all such are recorded
         elif not entry.kept:
             self.sampler.sampled_out += first
             self.sampler.forget_prompt(entry.decision)

@@ -27,13 +27,11 @@ class LatencyHistogram:
     def observe_all(self, ordered: list[float]) -> None:
         """Many at once, in rising order: a few searches instead of one a value."""
         done, total = 0, len(ordered)
-        for i, bound in enumerate(_BOUNDS):
-            if done == total:
-                break
-            upto = bisect_right(ordered, bound, done)
+        while done < total:
+            i = bisect_left(_BOUNDS, ordered[done])
+            upto = bisect_right(ordered, _BOUNDS[i], done) if i < len(_BOUNDS) else total
             self.counts[i] += upto - done
             done = upto
-        self.counts[-1] += total - done
         self.sum_seconds += sum(ordered)
 
     def export(self) -> Histogram:

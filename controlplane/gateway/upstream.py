@@ -17,11 +17,14 @@ from typing import Literal, cast
 from urllib.parse import urlsplit
 
 import httptools
+import msgspec
 
 from workers.core.errors import PeriluneError
 
 MAX_IDLE = 64
 """Idle connections that are kept, a worker."""
+MAX_HEADS = 256
+"""Heads of replies that are remembered, a worker."""
 TICK_SECONDS = 0.1
 """How exactly the bounds of waits are kept."""
 _BUFFER_BYTES = 256 * 1024
@@ -196,6 +199,14 @@ class Reply:
             self.fail(UpstreamError("timeout", text))
 
 
+class _Head(msgspec.Struct, frozen=True):
+    """Of a reply that came whole in one packet: the same bytes again mean the same."""
+
+    status: int
+    headers: dict[bytes, bytes]
+    body_bytes: int
+
+
 class _Connection(asyncio.Protocol):
     """One connection; at most one exchange at a time."""
 
@@ -272,7 +283,9 @@ class _Connection(asyncio.Protocol):
         if reply is None:  # bytes that nobody asked for
             self.abort()
             return
-        self.got_bytes = True
+        is_first, self.got_bytes = not self.got_bytes, True
+        if is_first and self._is_known(reply, data):
+            return
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -292,7 +305,23 @@ class _Connection(asyncio.Protocol):
             self._pieces = []
         reply.take(pieces)
         if is_complete:
+            if is_first and self._keep:
+                self.pool.remember(reply, data)
             self.pool.give_back(self, keep=self._keep)
+
+    def _is_known(self, reply: Reply, data: bytes) -> bool:
+        """Whether a reply is complete by a head that the parser has seen before; then it need not
+        see it again: it stays between two messages."""
+        place = data.find(b"\r\n\r\n") + 4
+        known = self.pool.heads.get(data[:place])
+        if known is None or len(data) - place != known.body_bytes:
+            return False
+        self._reply = None
+        reply.status, reply.headers = known.status, known.headers
+        reply.head_complete = reply.complete = True
+        reply.take([data[place:]])
+        self.pool.give_back(self, keep=True)
+        return True
 
     # --- parser ---
 
@@ -347,6 +376,7 @@ class Upstream:
         self._closed = False
         self.waiting: set[Reply] = set()  # replies whose waits are bounded by one timer for all
         self.is_ticking = False
+        self.heads: dict[bytes, _Head] = {}
 
     @property
     def num_connections(self) -> int:
@@ -396,6 +426,15 @@ class Upstream:
         for reply in waiting:
             reply.fail(error)
         return len(waiting)
+
+    def remember(self, reply: Reply, data: bytes) -> None:
+        """`data` was the whole reply, and another may follow on its connection."""
+        head, _, body = data.partition(b"\r\n\r\n")
+        if not body or reply.headers.get(b"content-length") != b"%d" % len(body):
+            return
+        if len(self.heads) >= MAX_HEADS:
+            self.heads.clear()
+        self.heads[head + b"\r\n\r\n"] = _Head(reply.status, reply.headers, len(body))
 
     def give_back(self, connection: _Connection, *, keep: bool) -> None:
         if not keep or self._closed or len(self._idle) >= MAX_IDLE:
