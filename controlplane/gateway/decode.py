@@ -11,6 +11,7 @@ from controlplane.gateway.admission import Forecast
 from controlplane.gateway.answers import error_event
 from controlplane.gateway.bodies import KvParams, decode_leg, ours
 from controlplane.gateway.cluster import WorkerState
+from controlplane.gateway.encodings import is_undone
 from controlplane.gateway.learning import take_decode
 from controlplane.gateway.legs import (
     LegError,
@@ -148,7 +149,8 @@ def _answer_whole(
     run: Running, worker: WorkerState, reply: Reply, body: bytes, prefilled: PrefillReply
 ) -> None:
     decision, asked, headers = run.decision, run.asked, reply.headers
-    if b"content-encoding" in headers:
+    encoding = headers.get(b"content-encoding")
+    if encoding is not None and not is_undone(encoding):  # nobody here can read it
         decision.status = "finished_stop"
     else:
         body = read_reply(decision, body, _details(run, prefilled))
