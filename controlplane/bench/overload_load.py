@@ -89,7 +89,7 @@ def key_digest(tenant: str) -> str:
 def lengths(shape: Shape, rng: Random, count: int) -> list[int]:
     """Prompt lengths whose mean is about `mean_tokens`."""
     raw = [rng.lognormvariate(0.0, shape.sigma) for _ in range(count)]
-    scale = shape.mean_tokens * count / sum(raw)
+    scale = shape.mean_tokens * count / sum(raw) if raw else 0.0
     return [int(min(MAX_TOKENS, max(MIN_TOKENS, value * scale))) for value in raw]
 
 
