@@ -1,4 +1,4 @@
-"""The plain engine that answers are compared with: one for all tests that have a cluster."""
+"""The model, and the plain engine that answers of clusters on this host are compared with."""
 
 from __future__ import annotations
 

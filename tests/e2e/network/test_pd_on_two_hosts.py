@@ -16,12 +16,14 @@ from typing import Any, Literal
 
 import httpx2
 import pytest
-from live_cluster import BLOCK_TOKENS, wait_for
+from live_cluster import BLOCK_TOKENS, DTYPE, wait_for
 from net_cluster import MODEL, NetCluster, net_cluster, served_tokens, text_of, until_moved
 
-from workers.bench.cluster import PlainEngine
+from workers.bench.cluster import PlainEngine, plain_engine
 from workers.bench.openai_stream import complete, reset_device_cache, tokenize
 from workers.bench.prompts import make_prompts
+from workers.data_dir import default_data_dir
+from workers.models.resolve import resolve_model
 
 pytestmark = [
     pytest.mark.vllm, pytest.mark.netns, pytest.mark.xdist_group("netns"),
@@ -89,16 +91,30 @@ def ask(cluster: NetCluster, prompt: str) -> Answer:
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Iterator[NetCluster]:
+def booted(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[tuple[NetCluster, Reference]]:
+    """Three engines, started together."""
     folder = tmp_path_factory.mktemp("net")
-    with net_cluster(folder, model_folder, "vllm", slab_bytes=SLAB_BYTES) as made:
-        made.wait_serving(START_SECONDS)
-        yield made
+    model_folder = Path(resolve_model("smollm2", default_data_dir()).source)
+    with (
+        net_cluster(folder, model_folder, "vllm", slab_bytes=SLAB_BYTES) as cluster,
+        plain_engine(
+            model_folder, MODEL, DTYPE, folder / "plain.log", ready_seconds=START_SECONDS
+        ) as engine,
+    ):
+        cluster.wait_serving(START_SECONDS)
+        yield cluster, Reference(cluster.client, engine)
 
 
 @pytest.fixture(scope="module")
-def reference(cluster: NetCluster, plain: PlainEngine) -> Reference:
-    return Reference(cluster.client, plain)
+def cluster(booted: tuple[NetCluster, Reference]) -> NetCluster:
+    return booted[0]
+
+
+@pytest.fixture(scope="module")
+def reference(booted: tuple[NetCluster, Reference]) -> Reference:
+    return booted[1]
 
 
 @pytest.fixture(scope="module")
