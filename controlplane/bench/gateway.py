@@ -6,7 +6,6 @@ apart: the gateway under test has no tokenizer. One connection a client, kept al
 
 import asyncio
 import json
-import socket
 import statistics
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from typing import Any
 import psutil
 import uvloop
 
+from controlplane.bench.processes import free_port, wait_port
 from controlplane.bench.tokenise import tokenise_figures
 from workers.core.errors import PeriluneError
 
@@ -215,11 +215,11 @@ def _gateway(folder: Path, prefill: int, decode: int) -> Iterator[_Proxy]:
     spec = {"max_concurrent_per_decode": 256}
     policy = {"kind": "scheduling", "scope": "default", "revision": 1, "spec": spec}
     view.write_text(json.dumps({"workers": workers, "policies": [policy]}))
-    port = _free_port()
+    port = free_port()
     command = [sys.executable, "-m", "controlplane.gateway", "--port", str(port),
                "--static", str(view), "--log-level", "warning"]  # fmt: skip
     with _process(command) as process:
-        _wait_for(port, process)
+        wait_port(port, process, START_SECONDS)
         yield _Proxy(port, psutil.Process(process.pid))
 
 
@@ -227,33 +227,13 @@ def _gateway(folder: Path, prefill: int, decode: int) -> Iterator[_Proxy]:
 def _peer(prefill: int, decode: int) -> Iterator[_Proxy]:
     if not PEER_PROGRAM.exists():
         raise NoPeerError(f"vllm-router is not installed ({PEER_PROGRAM}); run `make peers`")
-    port = _free_port()
+    port = free_port()
     command = [
         str(PEER_PROGRAM), "--host", "127.0.0.1", "--port", str(port), "--policy", "round_robin",
         "--vllm-pd-disaggregation", "--prefill", f"http://127.0.0.1:{prefill}",
         "--decode", f"http://127.0.0.1:{decode}", "--log-level", "warning",
-        "--prometheus-port", str(_free_port()),
+        "--prometheus-port", str(free_port()),
     ]  # fmt: skip
     with _process(command, stdout=subprocess.DEVNULL) as process:
-        _wait_for(port, process)
+        wait_port(port, process, START_SECONDS)
         yield _Proxy(port, psutil.Process(process.pid))
-
-
-def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise PeriluneError(f"{process.args!r} ended with {process.returncode}")
-        try:
-            socket.create_connection(("127.0.0.1", port), 0.2).close()
-        except OSError:
-            time.sleep(0.1)
-        else:
-            return
-    raise PeriluneError(f"{process.args!r} did not listen within {START_SECONDS:g} s")
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])

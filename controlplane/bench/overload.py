@@ -9,11 +9,9 @@ import asyncio
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -36,6 +34,7 @@ from controlplane.bench.overload_load import (
     key_digest,
     play,
 )
+from controlplane.bench.processes import free_port, wait_port
 from controlplane.core.ledger import false_rejects
 from workers.core.errors import PeriluneError
 
@@ -220,15 +219,11 @@ def _workers(bench: Overload) -> Iterator[dict[str, str]]:
 
 @contextmanager
 def _gateway(view: Path) -> Iterator[int]:
-    port = _free_port()
+    port = free_port()
     command = [sys.executable, "-m", "controlplane.gateway", "--port", str(port),
                "--static", str(view), "--log-level", "error"]  # fmt: skip
     with _process(command) as process:
-        deadline = time.monotonic() + START_SECONDS
-        while not _listens(port):
-            if process.poll() is not None or time.monotonic() > deadline:
-                raise PeriluneError("the bench's gateway did not start; see the lines above")
-            time.sleep(0.1)
+        wait_port(port, process, START_SECONDS)
         yield port
 
 
@@ -246,17 +241,3 @@ def _process(command: list[str], **options: Any) -> Iterator[subprocess.Popen[by
             process.wait()
         if process.stdout is not None:
             process.stdout.close()
-
-
-def _listens(port: int) -> bool:
-    try:
-        socket.create_connection(("127.0.0.1", port), 0.2).close()
-    except OSError:
-        return False
-    return True
-
-
-def _free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import select
-import socket
 import subprocess
 import sys
 import time
@@ -21,6 +20,7 @@ from typing import Any, Final
 import httpx2
 
 from controlplane.bench.placement_trace import MAX_TOKENS, TOKEN_SCALE, WORDS_A_BLOCK
+from controlplane.bench.processes import free_port, wait_port
 from workers.core.errors import PeriluneError
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -112,26 +112,26 @@ def gateway(
     }  # fmt: skip
     path = folder / "view.json"
     path.write_text(json.dumps(view))
-    port = _free_port()
+    port = free_port()
     command = [sys.executable, "-m", "controlplane.gateway", "--port", str(port),
                "--static", str(path), "--log-level", "warning"]  # fmt: skip
     with _process(command, folder, "gateway") as process:
-        _wait_port(port, process)
+        wait_port(port, process, START_SECONDS)
         yield f"http://127.0.0.1:{port}"
 
 
 @contextmanager
 def router(shape: Shape, workers: Fleet, policy: str, folder: Path) -> Iterator[str]:
     """vllm-router in its P/D mode with that policy for both legs, its other settings as they are."""
-    port = _free_port()
+    port = free_port()
     command = [str(PEER_PROGRAM), "--host", "127.0.0.1", "--port", str(port), "--policy", policy,
                "--vllm-pd-disaggregation", "--log-level", "warning",
                "--request-timeout-secs", "3600", "--max-concurrent-requests", "100000",
-               "--prometheus-port", str(_free_port())]  # fmt: skip
+               "--prometheus-port", str(free_port())]  # fmt: skip
     for name, role in shape.names:
         command += [f"--{role}", workers.urls[name]]
     with _process(command, folder, f"router-{policy}") as process:
-        _wait_port(port, process)
+        wait_port(port, process, START_SECONDS)
         yield f"http://127.0.0.1:{port}"
 
 
@@ -141,7 +141,7 @@ def _agent(name: str, node_blocks: int, folder: Path) -> Iterator[str]:
     slab = f"perilune-bench-{os.getpid()}-{name}.slab"
     command = [
         sys.executable, "-m", "workers", "agent", "--node-id", name, "--socket", str(path),
-        "--tcp", f"127.0.0.1:{_free_port()}", "--slab-name", slab,
+        "--tcp", f"127.0.0.1:{free_port()}", "--slab-name", slab,
         "--slab-bytes", str(node_blocks * SLOT_BYTES), "--block-tokens", str(WORDS_A_BLOCK),
         "--secret-folder", str(folder),
     ]  # fmt: skip
@@ -191,23 +191,3 @@ def _wait_socket(path: Path) -> None:
         if time.monotonic() > deadline:
             raise PeriluneError(f"no agent listens at {path} within {START_SECONDS:g} s")
         time.sleep(0.05)
-
-
-def _wait_port(port: int, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + START_SECONDS
-    while time.monotonic() < deadline:
-        if process.poll() is not None:
-            raise PeriluneError(f"{process.args!r} ended with {process.returncode}")
-        try:
-            socket.create_connection(("127.0.0.1", port), 0.2).close()
-        except OSError:
-            time.sleep(0.1)
-        else:
-            return
-    raise PeriluneError(f"{process.args!r} did not listen within {START_SECONDS:g} s")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -1,0 +1,28 @@
+"""Processes that a bench starts: free ports, and the wait until one listens."""
+
+import socket
+import subprocess
+import time
+
+from workers.core.errors import PeriluneError
+
+
+def wait_port(port: int, process: subprocess.Popen[bytes], seconds: float) -> None:
+    """Raises `PeriluneError` when it ends, or does not listen in time."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if process.poll() is not None:
+            raise PeriluneError(f"{process.args!r} ended with {process.returncode}")
+        try:
+            socket.create_connection(("127.0.0.1", port), 0.2).close()
+        except OSError:
+            time.sleep(0.1)
+        else:
+            return
+    raise PeriluneError(f"{process.args!r} did not listen within {seconds:g} s")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
