@@ -7,7 +7,6 @@ shown; the prior fades as samples come.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 import msgspec
@@ -210,48 +209,3 @@ class TransferModel:
         if self.num_samples:
             self.calibration.observe(self.predict(tokens), seconds)
         self._fit.observe((1.0, tokens / 1000), seconds, 1 / max(seconds, _LEAST_SECONDS))
-
-
-class _Queued(msgspec.Struct):
-    predicted_seconds: float
-    started_at: float
-    tokens: int
-
-
-@dataclass(slots=True)
-class PrefillQueue:
-    """Prefill legs in flight on one worker, as this gateway sees them; they run one by one."""
-
-    _legs: dict[str, _Queued] = field(default_factory=dict)
-    _last_end: float = 0.0
-    _predicted: float = 0.0  # sum over the legs
-    tokens: int = 0
-
-    def __len__(self) -> int:
-        return len(self._legs)
-
-    def __contains__(self, leg: str) -> bool:
-        return leg in self._legs
-
-    def start(self, leg: str, predicted_seconds: float, tokens: int, now: float) -> None:
-        self._legs[leg] = _Queued(predicted_seconds, now, tokens)
-        self._predicted += predicted_seconds
-        self.tokens += tokens
-
-    def end(self, leg: str, now: float) -> float:
-        """Service seconds of the leg: what it took without waiting for those before it."""
-        queued = self._legs.pop(leg)
-        self.tokens -= queued.tokens
-        # Sums of floats drift: begun anew whenever nothing is left.
-        self._predicted = self._predicted - queued.predicted_seconds if self._legs else 0.0
-        service = now - max(queued.started_at, self._last_end)
-        self._last_end = now
-        return max(0.0, service)
-
-    def wait_seconds(self, now: float) -> float:
-        """Predicted wait of one more leg: what all have left, the head's progress taken off."""
-        if not self._legs:
-            return 0.0
-        head = next(iter(self._legs.values()))
-        progress = min(now - max(head.started_at, self._last_end), head.predicted_seconds)
-        return max(0.0, self._predicted - max(0.0, progress))

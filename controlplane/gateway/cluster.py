@@ -22,10 +22,10 @@ from controlplane.core.prediction import (
     ASSUMED_FLOPS,
     DecodeModel,
     PrefillModel,
-    PrefillQueue,
     prior_of,
     share_priors,
 )
+from controlplane.core.prefill_queue import PrefillQueue
 from controlplane.core.text_keys import TextIndex
 from controlplane.core.watching import Bounds
 from controlplane.gateway.admission import Desk, rules_of, slo_of

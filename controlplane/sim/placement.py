@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 from controlplane.core.expected import ExpectedBlocks
 from controlplane.core.placement import Placing, Rules, place, shared_tokens
-from controlplane.core.prediction import PrefillModel, PrefillQueue, share_priors
+from controlplane.core.prediction import PrefillModel, share_priors
+from controlplane.core.prefill_queue import PrefillQueue
 from controlplane.core.routing import PrefillOption, Priced, Source, TransferCost
 from workers.core.cost_model import CostModel
 

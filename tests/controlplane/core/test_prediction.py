@@ -1,4 +1,4 @@
-"""Models learn what workers need, begin at what geometry or peers say; queues count time once."""
+"""Models learn what workers need, begin at what geometry or peers say; and so do transfers."""
 
 import random
 from collections.abc import Callable
@@ -11,7 +11,6 @@ from controlplane.core.prediction import (
     DecodeModel,
     Predictor,
     PrefillModel,
-    PrefillQueue,
     TransferModel,
     prior_of,
     share_priors,
@@ -126,25 +125,6 @@ class TestPrefillModel:
             model.observe(100, 0, 1.0)
             model.observe(4000, 0, 0.1)
         assert model.predict(5000, 0) >= model.predict(10, 0) >= 0
-
-
-class TestPrefillQueue:
-    def test_waits_add_up_and_progress_counts(self) -> None:
-        queue = PrefillQueue()
-        queue.start("a", 2.0, 1000, now=10.0)
-        queue.start("b", 1.0, 500, now=10.5)
-        assert queue.wait_seconds(10.5) == pytest.approx(2.5)
-        assert queue.wait_seconds(20.0) == pytest.approx(1.0)  # a is late, b still to come
-        assert queue.tokens == 1500
-
-    def test_service_is_without_the_wait(self) -> None:
-        queue = PrefillQueue()
-        queue.start("a", 2.0, 10, now=0.0)
-        queue.start("b", 1.0, 10, now=0.0)
-        assert queue.end("a", 2.0) == pytest.approx(2.0)
-        assert queue.end("b", 3.5) == pytest.approx(1.5)
-        assert len(queue) == queue.tokens == 0
-        assert queue.wait_seconds(4.0) == 0
 
 
 def test_tbt_grows_with_what_runs() -> None:
