@@ -43,6 +43,9 @@ class Verdict:
     failures: int = 0  # in a row
     error: str = ""
     answers_probe: bool | None = None
+    outcomes: int = 0  # looked back on, `WINDOW` at most; 0: no failure among the last ones
+    outcomes_failed: int = 0
+    pause_seconds: float = 0.0  # until its next trial may go out
 
     @property
     def note(self) -> str:
@@ -174,7 +177,15 @@ class DataPathHealth:
             state = DataPath.EJECTED if now < worker.open_until else DataPath.TRIAL
         failing = worker.is_open or worker.failures > 0
         error = worker.error if failing else ""
-        return Verdict(state, worker.failures, error, worker.answers_probe if failing else None)
+        return Verdict(
+            state,
+            worker.failures,
+            error,
+            worker.answers_probe if failing else None,
+            len(worker.served),
+            worker.served.count(False),
+            max(0.0, worker.open_until - now) if worker.is_open else 0.0,
+        )
 
 
 def _fails_often(served: deque[bool]) -> bool:

@@ -70,6 +70,19 @@ class AnswerError(Exception):
         return lines
 
 
+class CancelledByOperatorError(AnswerError):
+    """An operator ended the request: no worker's failure, and not to be tried again by itself."""
+
+    __slots__ = ()
+
+    def __init__(self, message: str, request_id: str) -> None:
+        AnswerError.__init__(self, 503, message, "cancelled_by_operator", request_id=request_id)
+
+    def headers(self) -> bytes:
+        # OpenAI's SDKs would send a 503 again at once: this header tells them not to.
+        return AnswerError.headers(self) + b"x-should-retry: false\r\n"
+
+
 def error_body(
     status: int, message: str, code: str, param: str | None = None,
     about: Mapping[str, str] = _NOTHING,

@@ -33,6 +33,8 @@ from controlplane.gateway.cluster import Cluster
 from controlplane.gateway.encodings import unpack
 from controlplane.gateway.legs import LegSender
 from controlplane.gateway.metrics import CONTENT_TYPE, Extra, render
+from controlplane.gateway.operators import PATH as OPERATORS_PATH
+from controlplane.gateway.operators import Operators
 from controlplane.gateway.passing import Passed, Passing
 from controlplane.gateway.priors import read_geometry
 from controlplane.gateway.prober import Prober
@@ -59,7 +61,7 @@ from controlplane.gateway.stats import Stats
 from controlplane.gateway.tracing import Tracing, trace_of
 from controlplane.gateway.view import ViewFollower
 from controlplane.gateway.walk import walk
-from controlplane.gateway.watch import Watch, listing_body
+from controlplane.gateway.watch import Watch
 from controlplane.gateway.wire import GatewayStats, View, ViewKey
 from workers.core.errors import ConfigError
 from workers.process import rss_bytes
@@ -68,8 +70,6 @@ log = structlog.get_logger(__name__)
 
 HOUSEKEEPING_SECONDS = 0.25
 _ANYBODY = ViewKey("", DEFAULT_TENANT, "*")
-_LOOPBACK = ("127.0.0.1", "::1", "localhost")
-_DEBUG = b"/debug/requests"
 
 
 class Gateway:
@@ -99,6 +99,7 @@ class Gateway:
         )  # fmt: skip
         self._passing = Passing(self.cluster, sender, settings.limits.max_retries)
         self._watch = Watch(self._context)
+        self._operators = Operators(self._context, self._watch)
         self._prober = Prober(self.cluster)
         self._ids = count(1)
         self._id_suffix = secrets.token_hex(6)
@@ -219,7 +220,10 @@ class Gateway:
         await walk(self._context, asked)
 
     def _get(self, request: Request, path: bytes) -> None:
-        known = {b"/v1/models", b"/health", b"/livez", b"/metrics", _DEBUG, *POSTED}
+        if path.startswith(OPERATORS_PATH):
+            self._operators.answer(request, path)
+            return
+        known = {b"/v1/models", b"/health", b"/livez", b"/metrics", *POSTED}
         if path not in known and not path.startswith(b"/v1/models/"):
             check_not_stored(path)
             message = f"{path.decode('latin-1')} is not served here; see /v1/models"
@@ -234,9 +238,6 @@ class Gateway:
             client.respond(status, body)
         elif path == b"/livez":  # this process answers, whatever its workers do
             client.respond(200, b'{"status":"ok"}')
-        elif path == _DEBUG:
-            self._operator(request)
-            client.respond(200, listing_body(self._watch, self.cluster.data_paths()))
         elif path == b"/metrics":
             client.respond(200, render(self.export_stats(), self._extra()), CONTENT_TYPE)
         else:
@@ -305,16 +306,6 @@ class Gateway:
                 return known
         message = "missing or unknown API key: send `Authorization: Bearer KEY` with a key of ours"
         raise AnswerError(401, message, "invalid_api_key")
-
-    def _operator(self, request: Request) -> None:
-        """The operator's token; without a control plane nobody has one, and loopback is enough."""
-        token = self.settings.token
-        given = request.headers.get(b"authorization", b"")
-        right = secrets.compare_digest(given, b"Bearer " + token.encode())
-        if right if token else self.settings.host in _LOOPBACK:
-            return
-        message = "for operators: send `Authorization: Bearer TOKEN` with the control plane's token"
-        raise AnswerError(401, message, "operator_token")
 
     def _model(self, model: object) -> str:
         models = self.cluster.models

@@ -296,6 +296,10 @@ class Cluster:
             prefill_error=state.prefill_times.calibration.median_relative_error(),
             tbt_samples=state.decode_times.num_samples,
             tbt_error=state.decode_times.calibration.median_relative_error(),
+            failures_in_a_row=verdict.failures,
+            outcomes=verdict.outcomes,
+            outcomes_failed=verdict.outcomes_failed,
+            pause_seconds=round(verdict.pause_seconds, 1),
         )
 
     def data_paths(self) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from controlplane.core.handshake import decode_params as foreign_params
 from controlplane.core.lifecycle import DecodeRetried, DecodeStarted, SlotTaken
 from controlplane.core.routing import order_decode
 from controlplane.gateway.admission import Forecast
-from controlplane.gateway.answers import error_event
+from controlplane.gateway.answers import CancelledByOperatorError, error_event
 from controlplane.gateway.bodies import KvParams, decode_leg, ours
 from controlplane.gateway.cluster import WorkerState
 from controlplane.gateway.encodings import is_undone
@@ -193,6 +193,8 @@ async def _stream(
         reply.abort()
         if relay.finished:  # the client had everything and hung up
             _streamed(run, worker, relay)
+        elif isinstance(run.cause, CancelledByOperatorError):
+            _cancelled(run, relay, run.cause)
         elif run.cause is not None:
             _broken(run, worker, relay, str(run.cause))
         raise
@@ -219,6 +221,13 @@ def _streamed(run: Running, worker: WorkerState, relay: Relay) -> None:
     forecast = Forecast(plan.rest_seconds, plan.predicted_tbt_seconds)
     desk.ended(slo, decision, turned, forecast, monotonic())
     run.finish()
+
+
+def _cancelled(run: Running, relay: Relay, cause: CancelledByOperatorError) -> None:
+    about = {"request_id": run.asked.request_id}
+    relay.fail(error_event(cause.status, cause.message, cause.code, about))
+    read_first_byte(run.decision, run.outcome, relay)
+    run.cancelled(cause)
 
 
 def _broken(run: Running, worker: WorkerState, relay: Relay, cause: str) -> None:

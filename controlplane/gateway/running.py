@@ -23,7 +23,7 @@ from controlplane.core.lifecycle import (
 )
 from controlplane.gateway.admission import shed_verdict
 from controlplane.gateway.agents import Agents
-from controlplane.gateway.answers import AnswerError
+from controlplane.gateway.answers import AnswerError, CancelledByOperatorError
 from controlplane.gateway.asked import Asked
 from controlplane.gateway.bodies import KvParams
 from controlplane.gateway.bootstraps import Bootstraps
@@ -181,8 +181,19 @@ class Running:
             self._no_verdict()
         self.step(_CLIENT_LEFT)
 
+    def cancelled(self, error: CancelledByOperatorError) -> None:
+        """An operator ended it. Nothing after the end."""
+        if self.life.state in ENDS:
+            return
+        self.context.stats.cancelled += 1
+        decision = self.decision
+        decision.status, decision.error = "cancelled", error.message
+        decision.http_status = decision.http_status or error.status
+        self._no_verdict()
+        self.step(_CLIENT_LEFT)
+
     def _no_verdict(self) -> None:
-        """Ended by its client's doing: it has shown nothing of its workers."""
+        """Ended by its client's or an operator's doing: it has shown nothing of its workers."""
         health = self.context.cluster.health
         health.no_verdict(self.decision.prefill_worker)
         health.no_verdict(self.decision.decode_worker)

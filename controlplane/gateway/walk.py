@@ -6,7 +6,7 @@ from time import monotonic
 from controlplane.core.dispatch_queue import Offer
 from controlplane.core.lifecycle import ENDS, SlotTaken
 from controlplane.gateway import turns
-from controlplane.gateway.answers import AnswerError
+from controlplane.gateway.answers import AnswerError, CancelledByOperatorError
 from controlplane.gateway.asked import Asked
 from controlplane.gateway.decode import decode
 from controlplane.gateway.learning import expect
@@ -57,7 +57,10 @@ def _interrupted(run: Running, cause: AnswerError | ClientFault) -> None:
     if isinstance(cause, ClientFault):
         run.refused_by_engine(cause.answer)
         return
-    run.fail(cause)
+    if isinstance(cause, CancelledByOperatorError):
+        run.cancelled(cause)
+    else:
+        run.fail(cause)
     raise cause
 
 

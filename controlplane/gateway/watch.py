@@ -1,4 +1,5 @@
-"""What each running request waits for, since when, and how long it may; ends those beyond it.
+"""What each running request waits for, since when, and how long it may; ends those beyond it, and
+those that an operator cancels.
 
 Every wait has a bound of its own where it is made. This is the second line: it finds what hangs
 all the same, names it, and ends it by the scheduling policy.
@@ -6,7 +7,6 @@ all the same, names it, and ends it by the scheduling policy.
 
 from collections import Counter
 from collections.abc import Iterable
-from itertools import islice
 from time import monotonic
 from typing import Any
 
@@ -15,7 +15,7 @@ import structlog
 
 from controlplane.core.lifecycle import ENDS, State
 from controlplane.core.watching import Bounds, Place, Wait, is_stuck, judge
-from controlplane.gateway.answers import AnswerError
+from controlplane.gateway.answers import AnswerError, CancelledByOperatorError
 from controlplane.gateway.relay import Relay
 from controlplane.gateway.running import Context, Running
 
@@ -28,17 +28,19 @@ FORCE_SECONDS = 5.0
 
 
 class Watch:
-    """`scan` now and then; `listing` for operators."""
+    """`scan` now and then; `listing` and `cancel` for operators."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._next_scan = 0.0
+        self._cancelled: dict[str, float] = {}  # running ones that were told to end, and when
 
     def scan(self, now: float) -> None:
         """Log and count requests that have become stuck; end them where the policy says so."""
         if now < self._next_scan:
             return
         self._next_scan = now + SCAN_SECONDS
+        self._force_cancelled(now)
         for run in list(self._context.running.values()):
             bounds = run.plan.policies.scheduling.bounds
             if now - run.outcome.received_at > bounds.shortest:
@@ -51,10 +53,35 @@ class Watch:
         if run.stuck_since is None or run.stuck_in is not wait.state:
             self._found(run, wait, now)
         elif run.cause is not None and now - run.stuck_since > FORCE_SECONDS:
-            log.error("request_forced", request=run.asked.request_id, waits_for=wait.what)
-            run.asked.request.connection.abort()
-            run.ensure_ended()
-            self._context.running.pop(run.asked.request_id, None)
+            self._force(run, wait.what)
+
+    def _force_cancelled(self, now: float) -> None:
+        for request_id, told_at in list(self._cancelled.items()):
+            run = self._context.running.get(request_id)
+            if run is None:
+                del self._cancelled[request_id]
+            elif now - told_at > FORCE_SECONDS:
+                self._force(run, "its end, as an operator asked")
+
+    def _force(self, run: Running, waits_for: str) -> None:
+        log.error("request_forced", request=run.asked.request_id, waits_for=waits_for)
+        run.asked.request.connection.abort()
+        run.ensure_ended()
+        self._context.running.pop(run.asked.request_id, None)
+
+    def cancel(self, request_id: str, actor: str, now: float) -> dict[str, Any] | None:
+        """Tell it to end; its row as it was. None: it does not run here, or ends already."""
+        run = self._context.running.get(request_id)
+        if run is None or run.cause is not None or run.life.state in ENDS:
+            return None
+        row = _row(run, now)
+        log.warning(
+            "request_cancelled", request=request_id, actor=actor, waits_for=row["waits_for"]
+        )
+        message = f"request {request_id} was ended by an operator ({actor or 'unnamed'})"
+        run.interrupt(CancelledByOperatorError(message, request_id))
+        self._cancelled[request_id] = now
+        return row
 
     def _found(self, run: Running, wait: Wait, now: float) -> None:
         run.stuck_since, run.stuck_in = now, wait.state
@@ -82,8 +109,11 @@ class Watch:
         return {state.value: counts[state.value] for state in State if state not in ENDS}
 
     def listing(self, now: float) -> list[dict[str, Any]]:
-        """The oldest running requests, each with what it waits for."""
-        runs = islice(list(self._context.running.values()), MAX_LISTED)
+        """Running requests, each with what it waits for: stuck ones, then the oldest."""
+        runs = list(self._context.running.values())
+        if len(runs) > MAX_LISTED:
+            runs.sort(key=lambda run: run.stuck_since is None)
+            del runs[MAX_LISTED:]
         return [_row(run, now) for run in runs]
 
 
@@ -127,17 +157,33 @@ def _row(run: Running, now: float) -> dict[str, Any]:
         "worker": "" if wait is None else wait.worker,
         "wait_seconds": None if wait is None else round(now - wait.since, 3),
         "bound_seconds": None if wait is None else wait.bound,
+        "at_bound": _at_bound(run, wait),
         "stuck": run.stuck_since is not None,
+        "prompt_tokens": run.asked.num_tokens,
         "prefill_worker": decision.prefill_worker,
         "decode_worker": decision.decode_worker,
         "retries": decision.retries,
     }
 
 
-def listing_body(watch: Watch, workers: Iterable[dict[str, Any]]) -> bytes:
-    """JSON of `GET /debug/requests`."""
-    requests = watch.listing(monotonic())
-    return msgspec.json.encode({"requests": requests, "workers": list(workers)})
+def _at_bound(run: Running, wait: Wait | None) -> str:
+    """What the policy does with it there; empty where no policy bounds the wait."""
+    if wait is None or wait.bound is None:
+        return ""
+    return "end" if run.plan.policies.scheduling.bounds.ends else "report"
+
+
+def listing_body(
+    watch: Watch, gateway_id: str, workers: Iterable[dict[str, Any]], num_running: int
+) -> bytes:
+    """JSON of `GET /debug/requests`. `num_running` counts those that are not listed too."""
+    body = {
+        "gateway": gateway_id,
+        "running": num_running,
+        "requests": watch.listing(monotonic()),
+        "workers": list(workers),
+    }
+    return msgspec.json.encode(body)
 
 
 __all__ = ["Bounds", "Watch", "listing_body", "waits_for"]

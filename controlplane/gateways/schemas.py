@@ -63,6 +63,10 @@ class WorkerLoad(Schema):
     prefill_error: float | None = None  # median of |predicted - actual| / actual, of the last 64
     tbt_samples: int = 0
     tbt_error: float | None = None
+    failures_in_a_row: int = 0
+    outcomes: int = 0  # of legs that it looks back on; 0: none of the last ones failed
+    outcomes_failed: int = 0
+    pause_seconds: float = 0.0  # of an ejected one, until its next trial
 
 
 class GatewayStats(Schema):
