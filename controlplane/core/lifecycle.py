@@ -4,8 +4,9 @@ waiting -> prefilling -> handing_over -> decoding -> done
    |           |              |             |
    +-----------+--------------+-------------+--> failed | cancelled      (waiting -> rejected)
 
-Leg 2 may be sent while leg 1 runs (early): the request is `prefilling` until leg 1 is over, and
-goes on to `decoding` without a handover.
+Leg 2 may be sent while leg 1 runs (connectors whose legs meet): the request is `prefilling` until
+leg 1 is over, and goes on to `decoding` without a handover. A second leg 1 may run beside the first
+(a hedge), until one of them is over.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -55,6 +56,18 @@ class PrefillEnded(msgspec.Struct, frozen=True, gc=False):
     """Leg 1 is over: served, or failed with another try or decode-side prefill to follow."""
 
 
+class HedgeStarted(msgspec.Struct, frozen=True, gc=False):
+    """A second leg 1 goes to this worker; the first one runs on."""
+
+    worker_id: str
+
+
+class HedgeEnded(msgspec.Struct, frozen=True, gc=False):
+    """Of two legs 1 this worker's is over, and the other one goes on."""
+
+    worker_id: str
+
+
 class DecodeStarted(msgspec.Struct, frozen=True, gc=False):
     """Leg 2 goes out."""
 
@@ -80,6 +93,8 @@ Event = (
     | SlotTaken
     | PrefillStarted
     | PrefillEnded
+    | HedgeStarted
+    | HedgeEnded
     | DecodeStarted
     | DecodeRetried
     | Finished
@@ -128,6 +143,7 @@ class Lifecycle:
     state: State = State.WAITING
     slot_worker: str = ""
     prefill_worker: str = ""  # of the leg 1 in flight
+    hedge_worker: str = ""  # of a second one beside it
     is_decoding: bool = False  # a leg 2 is in flight
     may_have_pins: bool = False
     story: list[Event] = field(default_factory=list)
@@ -156,8 +172,24 @@ class Lifecycle:
         self.state = State.DECODING if self.is_decoding else State.HANDING_OVER
         return self._end_prefill()
 
+    def _hedge_started(self, event: HedgeStarted) -> Sequence[Command]:
+        is_free = self.prefill_worker not in ("", event.worker_id) and not self.hedge_worker
+        if not is_free or self.is_decoding:
+            raise self._invalid(event)
+        self.hedge_worker = event.worker_id
+        return _NOTHING
+
+    def _hedge_ended(self, event: HedgeEnded) -> Sequence[Command]:
+        if not self.hedge_worker or event.worker_id not in (self.prefill_worker, self.hedge_worker):
+            raise self._invalid(event)
+        if event.worker_id == self.prefill_worker:
+            self.prefill_worker = self.hedge_worker
+        self.hedge_worker = ""
+        return [EndPrefillLoad(event.worker_id)]
+
     def _decode_started(self, event: DecodeStarted) -> Sequence[Command]:
-        if self.state in ENDS or not self.slot_worker or self.is_decoding:
+        is_free = bool(self.slot_worker) and not self.hedge_worker
+        if self.state in ENDS or not is_free or self.is_decoding:
             raise self._invalid(event)
         self.is_decoding = True
         if not self.prefill_worker:
@@ -193,12 +225,15 @@ class Lifecycle:
         if self.state in ENDS:
             assert not self.slot_worker, self.story
             assert not self.prefill_worker, self.story
+            assert not self.hedge_worker, self.story
             assert not self.is_decoding, self.story
             assert not self.may_have_pins, self.story
             return
         assert bool(self.prefill_worker) == (self.state is State.PREFILLING), self.story
         assert self.is_decoding or self.state is not State.DECODING, self.story
         assert self.slot_worker or not self.is_decoding, self.story
+        assert not self.hedge_worker or (self.prefill_worker and not self.is_decoding), self.story
+        assert self.hedge_worker != self.prefill_worker or not self.hedge_worker, self.story
 
     def _end(self, state: State) -> Sequence[Command]:
         commands = self._end_prefill()
@@ -216,7 +251,11 @@ class Lifecycle:
         if not self.prefill_worker:
             return []
         worker_id, self.prefill_worker = self.prefill_worker, ""
-        return [EndPrefillLoad(worker_id)]
+        ended: list[Command] = [EndPrefillLoad(worker_id)]
+        if self.hedge_worker:
+            ended.append(EndPrefillLoad(self.hedge_worker))
+            self.hedge_worker = ""
+        return ended
 
     def _invalid(self, event: Event) -> InvalidTransitionError:
         story = " > ".join(type(event).__name__ for event in self.story)
@@ -228,6 +267,8 @@ _HANDLERS: Final[Mapping[type, Callable[[Lifecycle, Any], Sequence[Command]]]] =
     SlotTaken: Lifecycle._slot_taken,
     PrefillStarted: Lifecycle._prefill_started,
     PrefillEnded: Lifecycle._prefill_ended,
+    HedgeStarted: Lifecycle._hedge_started,
+    HedgeEnded: Lifecycle._hedge_ended,
     DecodeStarted: Lifecycle._decode_started,
     DecodeRetried: Lifecycle._decode_retried,
     Finished: Lifecycle._finished,

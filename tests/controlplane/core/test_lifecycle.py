@@ -19,6 +19,8 @@ from controlplane.core.lifecycle import (
     Failed,
     Finished,
     FreeSlot,
+    HedgeEnded,
+    HedgeStarted,
     InvalidTransitionError,
     Lifecycle,
     PrefillEnded,
@@ -32,6 +34,7 @@ from controlplane.core.lifecycle import (
 EVENTS = (
     Rejected(), SlotTaken("d1"), SlotTaken("d2"), PrefillStarted("p1"), PrefillEnded(),
     DecodeStarted(), DecodeRetried(), Finished(), Failed(), ClientLeft(),
+    HedgeStarted("p2"), HedgeEnded("p1"), HedgeEnded("p2"),
 )  # fmt: skip
 
 
@@ -92,13 +95,45 @@ def test_prefill_is_tried_elsewhere_while_decode_waits() -> None:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(("loser", "winner"), [("p1", "p2"), ("p2", "p1")])
+def test_of_two_prefill_legs_one_is_dropped_and_the_other_goes_on(loser: str, winner: str) -> None:
+    life = Lifecycle()
+    for event in (SlotTaken("d1"), PrefillStarted("p1"), HedgeStarted("p2")):
+        assert not life.handle(event)
+    assert life.handle(HedgeEnded(loser)) == [EndPrefillLoad(loser)]
+    assert life.prefill_worker == winner
+    assert life.handle(PrefillEnded()) == [EndPrefillLoad(winner)]
+    life.handle(DecodeStarted())
+    assert life.handle(Finished()) == [FreeSlot("d1"), ReleasePins(), CloseRecord(State.DONE)]
+
+
+def test_a_client_that_leaves_ends_both_prefill_legs() -> None:
+    life = Lifecycle()
+    for event in (SlotTaken("d1"), PrefillStarted("p1"), HedgeStarted("p2")):
+        life.handle(event)
+    assert life.handle(ClientLeft()) == [
+        EndPrefillLoad("p1"), EndPrefillLoad("p2"), FreeSlot("d1"), ReleasePins(),
+        CloseRecord(State.CANCELLED),
+    ]  # fmt: skip
+    life.check_integrity()
+
+
+@pytest.mark.parametrize("event", [HedgeStarted("p1"), HedgeStarted("p3"), DecodeStarted()])
+def test_no_third_leg_and_no_decode_beside_two_prefill_legs(event: Event) -> None:
+    life = Lifecycle()
+    for before in (SlotTaken("d1"), PrefillStarted("p1"), HedgeStarted("p2")):
+        life.handle(before)
+    with pytest.raises(InvalidTransitionError):
+        life.handle(event)
+
+
 class Ownership(RuleBasedStateMachine):
     """Any order of events; what each command ends is counted against what was begun."""
 
     def __init__(self) -> None:
         super().__init__()
         self.life = Lifecycle()
-        self.prefills_open = 0
+        self.prefills_open: list[str] = []
         self.has_slot = False
         self.has_pins = False
         self.closed = 0
@@ -112,8 +147,8 @@ class Ownership(RuleBasedStateMachine):
         except InvalidTransitionError:
             assert replace(self.life, story=[]) == before  # a refused event changes nothing
             return
-        if was_open and isinstance(event, PrefillStarted):
-            self.prefills_open += 1
+        if was_open and isinstance(event, PrefillStarted | HedgeStarted):
+            self.prefills_open.append(event.worker_id)
             self.has_pins = True
         if was_open and isinstance(event, SlotTaken):
             self.has_slot = True
@@ -124,8 +159,8 @@ class Ownership(RuleBasedStateMachine):
 
     def _perform(self, command: Command) -> None:
         match command:
-            case EndPrefillLoad():
-                self.prefills_open -= 1
+            case EndPrefillLoad(worker_id):
+                self.prefills_open.remove(worker_id)  # raises for what was not begun
             case FreeSlot():
                 assert self.has_slot
                 self.has_slot = False
@@ -139,7 +174,9 @@ class Ownership(RuleBasedStateMachine):
     def agrees(self) -> None:
         self.life.check_integrity()
         is_over = self.life.state in ENDS
-        assert self.prefills_open == int(bool(self.life.prefill_worker)) <= int(not is_over)
+        legs = [self.life.prefill_worker, self.life.hedge_worker]
+        assert sorted(self.prefills_open) == sorted(filter(None, legs))
+        assert not (is_over and self.prefills_open)
         assert self.has_slot == bool(self.life.slot_worker)
         assert self.has_pins == self.life.may_have_pins
         assert self.closed == int(is_over)
