@@ -131,12 +131,10 @@ def _served(run: Running, worker: WorkerState, priced: Priced, reply: PrefillRep
     seconds = run.service_seconds
     total = theirs or ours
     if run.record is not None and run.context.agents.follows(worker.row.node_id):
-        run.record.expected.add("prefill")
-        run.record.has_agent = True
-        run.record.on_prefill_leg = lambda leg: take_prefill(
+        run.record.expect_prefill(worker.row.id, lambda leg: take_prefill(
             run, worker, priced, leg.computed_tokens,
             leg.device_hit_tokens + leg.pool_hit_tokens, seconds,
-        )  # fmt: skip
+        ))  # fmt: skip
     elif total is not None:
         cached = min(reply.cached_tokens or 0, total)
         if reply.cached_tokens is not None:

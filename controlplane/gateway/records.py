@@ -39,6 +39,16 @@ class Joining(msgspec.Struct, eq=False):
     trace: Trace | None = None
     kept: bool = True  # or only if it ends badly
 
+    def expect_prefill(self, worker_id: str, learn: Callable[[Leg], None]) -> None:
+        """Leg 1 was answered: `learn` gets its worker's report, which may have been quicker."""
+        self.has_agent = True
+        leg = self.decision.prefill_leg
+        if leg is not None and leg.worker_id == worker_id:
+            learn(leg)
+            return
+        self.expected.add("prefill")
+        self.on_prefill_leg = learn
+
     def told(self) -> Decision:
         """The record as readers want it; as of now."""
         if self.telling is not None:
@@ -105,14 +115,16 @@ class Records:
             return
         decision = entry.decision
         if _is_prefill(report, decision):
-            decision.prefill_leg = _added(decision.prefill_leg, report)
-            hit = decision.prefill_leg.device_hit_tokens + decision.prefill_leg.pool_hit_tokens
-            decision.hit_tokens = hit
+            leg = _joined(decision.prefill_leg, report, decision.prefill_worker)
+            if leg is decision.prefill_leg:
+                return  # another worker serves it
+            decision.prefill_leg = leg
+            decision.hit_tokens = leg.device_hit_tokens + leg.pool_hit_tokens
             entry.expected.discard("prefill")
             if entry.on_prefill_leg is not None:
-                entry.on_prefill_leg(decision.prefill_leg)
+                entry.on_prefill_leg(leg)
         else:
-            decision.decode_leg = _added(decision.decode_leg, report)
+            decision.decode_leg = _joined(decision.decode_leg, report, decision.decode_worker)
             entry.expected.discard("decode")
         if entry.sent or (entry.finished_at is not None and not entry.expected):
             self._send(entry)
@@ -197,11 +209,14 @@ def _is_prefill(report: LegReport, decision: Decision) -> bool:
     return report.worker_id == decision.prefill_worker != decision.decode_worker
 
 
-def _added(leg: Leg | None, report: LegReport) -> Leg:
-    """Reports of one leg add up: a body with several prompts is several engine requests."""
+def _joined(leg: Leg | None, report: LegReport, worker_id: str) -> Leg:
+    """Reports of one leg add up: a body with several prompts is several engine requests. Of several
+    workers that tried, the one that serves counts, and until it has reported the last."""
     fields = {name: getattr(report, name) for name in Leg.__struct_fields__}
     if leg is None:
         return Leg(**fields)
+    if leg.worker_id != report.worker_id:
+        return leg if leg.worker_id == worker_id else Leg(**fields)
     for name, value in fields.items():
         before = getattr(leg, name)
         if isinstance(value, list):

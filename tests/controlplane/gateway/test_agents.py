@@ -57,6 +57,20 @@ async def test_a_second_request_finds_the_first_ones_blocks(
     assert agent.stats().pinned_blocks == 0
 
 
+async def test_every_prefill_leg_teaches(
+    rig: Any, agent: AgentProcess, eventually: Callable[..., Any]
+) -> None:
+    rig.agent, rig.workers = agent.address, ("p1:prefill", "d1:decode")
+    await rig.start()
+    await eventually(lambda: rig.gateway._agents.num_subscribed == 1)
+    await eventually(lambda: rig.gateway.cluster.workers["p1"].namespace)
+    for i in range(6):
+        assert (await rig.complete(prompt=f"{i} {PROMPT}", max_tokens=1)).status_code == 200
+    times = rig.gateway.cluster.workers["p1"].prefill_times
+    await eventually(lambda: times.num_samples == 6)
+    assert times.calibration.num_samples == 5
+
+
 async def test_tenants_do_not_share_blocks(
     rig: Any, agent: AgentProcess, eventually: Callable[..., Any]
 ) -> None:

@@ -100,6 +100,27 @@ class TestRecords:
         assert last.decode_leg.worker_id == "d1"
         assert (stats.prompt_tokens, stats.hit_tokens) == (100, 64)
 
+    def test_a_report_quicker_than_the_reply_teaches_and_is_not_waited_for(self) -> None:
+        records, learned = Records(Stats()), []
+        entry = records.begin(decision("r1"))
+        records.leg(report("r1", "kv_producer", prompt_tokens=100, computed_tokens=36))
+        entry.expect_prefill("p1", lambda leg: learned.append(leg.computed_tokens))
+        records.end(entry, 10.0)
+        assert learned == [36]
+        assert len(records.take()) == 1
+
+    def test_a_report_of_a_worker_that_failed_is_not_the_next_ones(self) -> None:
+        records, learned = Records(Stats()), []
+        entry = records.begin(decision("r1"))
+        records.leg(report("r1", "kv_producer", prompt_tokens=100, computed_tokens=36))
+        entry.expect_prefill("p2", lambda leg: learned.append(leg.computed_tokens))
+        assert learned == []
+        entry.decision.prefill_worker = "p2"
+        records.leg(LegReport("r1", "p2", "kv_producer", computed_tokens=64))
+        records.leg(report("r1", "kv_producer", computed_tokens=9))  # late, of the first
+        assert entry.decision.prefill_leg is not None
+        assert (learned, entry.decision.prefill_leg.computed_tokens) == ([64], 64)
+
     def test_a_missing_report_is_not_waited_for_long(self) -> None:
         records = Records(Stats())
         entry = records.begin(decision("r1"))
