@@ -10,6 +10,7 @@ import structlog
 
 from workers.client_async import AsyncAgentClient
 from workers.core.errors import RefusedError
+from workers.core.gateway_messages import GatewayShare
 from workers.core.ids import NodeId
 from workers.core.messages import LegReport
 from workers.core.prefix_index import Applied, PrefixIndex
@@ -27,12 +28,14 @@ class Feed:
         client: AsyncAgentClient,
         index: PrefixIndex,
         on_leg: Callable[[LegReport], None] | None = None,
+        on_share: Callable[[GatewayShare], None] | None = None,
     ) -> None:
         self.client = client
         self.node_id = ""
         self.num_resyncs = 0
         self._index = index
         self._on_leg = on_leg
+        self._on_share = on_share
 
     async def run(self) -> None:
         """Reconnects by itself; a refused handshake is tried again after a pause."""
@@ -55,6 +58,10 @@ class Feed:
                 if isinstance(message, LegReport):
                     if self._on_leg is not None:
                         self._on_leg(message)
+                    continue
+                if isinstance(message, GatewayShare):
+                    if self._on_share is not None:
+                        self._on_share(message)
                     continue
                 self.node_id = message.node_id
                 if self._index.apply(message) is Applied.RESYNC:

@@ -20,6 +20,7 @@ from workers.client_base import (
 )
 from workers.core.errors import AgentUnavailableError, ProtocolError, RefusedError
 from workers.core.framing import LENGTH, decode_reply, encode_request, frame_length
+from workers.core.gateway_messages import GatewayShare, TellShare
 from workers.core.messages import (
     DesiredWorkers,
     Done,
@@ -50,7 +51,9 @@ from workers.core.transfer_messages import Challenge
 from workers.transfer_tls import TlsFiles, client_context, tls_failed
 
 R = TypeVar("R", bound=ReplyBody)
-StreamMessage = EventBatch | Snapshot | LegReport
+StreamMessage = EventBatch | Snapshot | LegReport | GatewayShare
+MAX_UNSENT_BYTES = 64 * 1024
+"""Of a stream on which nothing more is told until they have gone."""
 
 
 class AsyncAgentClient:
@@ -63,10 +66,13 @@ class AsyncAgentClient:
         timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
         secret: bytes | None = None,
         tls: TlsFiles | Literal[False] | None = None,
+        *,
+        shares: bool = False,
     ) -> None:
         """`secret` and `tls` are the cluster's, for addresses over TCP; by default the data
-        folder's. `tls` False: none."""
+        folder's. `tls` False: none. `shares`: the stream brings other gateways' load, too."""
         self.address = address
+        self._shares = shares
         self._secret = secret
         self._tls = tls
         self._hello = hello
@@ -167,7 +173,7 @@ class AsyncAgentClient:
                 continue
             self._stream, self.welcome, self._resyncing = stream, stream.welcome, False
             try:
-                stream.send(Subscribe(*position()))
+                stream.send(Subscribe(*position(), self._shares))
                 async for message in self._read_stream(stream):
                     backoff.succeeded()
                     yield message
@@ -187,7 +193,18 @@ class AsyncAgentClient:
         if self._stream is not None and not self._resyncing:
             self._resyncing = True
             with contextlib.suppress(ConnectionResetError):
-                self._stream.send(Subscribe(0, 0))
+                self._stream.send(Subscribe(0, 0, self._shares))
+
+    def tell(self, share: TellShare) -> bool:
+        """On the stream's connection, to be passed on to other gateways; whether it went out. Its
+        answer is not waited for. Never blocks."""
+        stream = self._stream
+        if stream is None or stream.num_unsent > MAX_UNSENT_BYTES:
+            return False
+        with contextlib.suppress(ConnectionResetError):
+            stream.send(share)
+            return True
+        return False
 
     async def close(self) -> None:
         """Ends calls' connection; a stream ends with its iterator (`aclosing`)."""
@@ -202,7 +219,7 @@ class AsyncAgentClient:
                 return
             if isinstance(reply.body, Snapshot) and reply.body.first:
                 self._resyncing = False
-            if isinstance(reply.body, EventBatch | Snapshot | LegReport):
+            if isinstance(reply.body, EventBatch | Snapshot | LegReport | GatewayShare):
                 yield reply.body
 
     async def _exchange(self, body: RequestBody) -> ReplyBody:
@@ -277,6 +294,11 @@ class _Connection:
     def has_ended(self) -> bool:
         """The other side or the network has ended it, as far as is known."""
         return self._writer.is_closing() or self._reader.at_eof()
+
+    @property
+    def num_unsent(self) -> int:
+        """Bytes that wait for the network."""
+        return self._writer.transport.get_write_buffer_size()
 
     def send(self, body: RequestBody) -> int:
         """ConnectionResetError where it has ended meanwhile, which uvloop would not call an OSError."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from workers.core.framing import encode_reply
+from workers.core.gateway_messages import GatewayShare
 from workers.core.messages import (
     BlocksMoved,
     BlocksRemoved,
@@ -82,6 +83,7 @@ class Subscriber:
         self._batches: deque[EventBatch] = deque()
         self._batch_blocks = 0
         self._reports: deque[LegReport] = deque(maxlen=QUEUE_REPORTS)
+        self._shares: dict[str, GatewayShare] = {}  # by gateway: the last one says it all
         self.num_resyncs = 0
 
     def start(self, incarnation: int, sequence: int) -> None:
@@ -93,9 +95,11 @@ class Subscriber:
             self._enqueue(batch)
         self._flush()
 
-    def offer(self, message: EventBatch | LegReport) -> None:
+    def offer(self, message: EventBatch | LegReport | GatewayShare) -> None:
         if isinstance(message, LegReport):
             self._reports.append(message)
+        elif isinstance(message, GatewayShare):
+            self._shares[message.gateway] = message
         elif not self._needs_snapshot:
             self._enqueue(message)
         self._flush()
@@ -127,7 +131,7 @@ class Subscriber:
                 return
             self._write(encode_reply(0, message))
 
-    def _next(self) -> Snapshot | EventBatch | LegReport | None:
+    def _next(self) -> Snapshot | EventBatch | LegReport | GatewayShare | None:
         if self._needs_snapshot:
             self._clear()
             self._needs_snapshot = False
@@ -141,6 +145,8 @@ class Subscriber:
             batch = self._batches.popleft()
             self._batch_blocks -= count_blocks(batch)
             return batch
+        if self._shares:
+            return self._shares.pop(next(iter(self._shares)))
         return self._reports.popleft() if self._reports else None
 
 

@@ -29,6 +29,7 @@ from workers.agent.push import Pusher
 from workers.agent.reservations import Reservations
 from workers.agent.session import Session
 from workers.agent.settings import AgentSettings
+from workers.agent.shares import Shares
 from workers.agent.transfers import NodeTransfers
 from workers.core.blocks import SLOT_HEADER_BYTES, slot_bytes_of
 from workers.core.clock import Clock
@@ -99,6 +100,7 @@ class Node:
         self.fetcher = Fetcher(self, self.transfers, self.peers, self.reservations)
         self.pusher = Pusher(self, self.transfers, self.peers)
         self.doctor = Doctor(self, self.transfers)
+        self.shares = Shares(self.sessions)
         self._handlers: dict[type, Callable[[Session, Any], ReplyBody]] = {
             **self.pool_requests.handlers(),
             **CacheOps(self).handlers(),
@@ -106,6 +108,7 @@ class Node:
             **self.reservations.handlers(),
             **self.pusher.handlers(),
             **self.doctor.handlers(),
+            **self.shares.handlers(),
             LegReport: self._leg_report,
             Release: self._release,
             ReportWorkers: self._report_workers,
@@ -162,6 +165,7 @@ class Node:
     def goodbye(self, connection: int) -> None:
         """A connection ended, in whatever way."""
         self.reservations.goodbye(connection)
+        self.shares.left(connection)
         if self.sessions.pop(connection, None) is not None and self.pool is not None:
             self.pool.abandon_client(connection)
             self.publish()
@@ -286,6 +290,8 @@ class Node:
         if session.subscriber is None:
             session.subscriber = session.subscribe()
         session.subscriber.start(body.incarnation, body.sequence)
+        if body.shares and session.hello.role == "gateway":
+            self.shares.joined(session)
         return Done(self.log.sequence)
 
     # --- inside -----------------------------------------------------------------------------

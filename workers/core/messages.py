@@ -2,7 +2,8 @@
 
 Framing: 4 bytes little-endian length, then one msgpack document, at most `MAX_FRAME_BYTES`.
 A client sends `Request(seq, body)`; the agent answers `Reply(seq, body)` with the same `seq`.
-After `Subscribe` the agent also sends `EventBatch` and `LegReport` unasked, as `Reply(0, ...)`.
+After `Subscribe` the agent also sends `EventBatch`, `LegReport` and, where asked, `GatewayShare`
+unasked, as `Reply(0, ...)`.
 The first request on a connection is `Hello`; anything else first is refused with `Refused`.
 When a connection ends, the agent releases what its client was storing and the `load:` pins it
 took. `transfer:` pins outlive connections: their lease or `Release` ends them.
@@ -16,6 +17,7 @@ import msgspec
 
 from workers.core.cache_messages import CacheReply, CacheRequest
 from workers.core.doctor_messages import DoctorReplies, DoctorRequests
+from workers.core.gateway_messages import GatewayShare, TellShare
 from workers.core.stats_messages import NamespaceSpec, PoolStats, TierName, WorkerStatus
 from workers.core.transfer_messages import TransferReplies, TransferRequests
 
@@ -211,10 +213,14 @@ class ReportWorkers(msgspec.Struct, tag=True, frozen=True):
 
 
 class Subscribe(msgspec.Struct, tag=True, frozen=True):
-    """Ask for KV events after `sequence` of `incarnation`; a `Snapshot` comes first on a gap."""
+    """Ask for KV events after `sequence` of `incarnation`; a `Snapshot` comes first on a gap.
+
+    `shares`: a gateway also wants what other gateways tell of their load, and may tell its own.
+    """
 
     incarnation: int = 0
     sequence: int = 0
+    shares: bool = False
 
 
 class GetStats(msgspec.Struct, tag=True, frozen=True):
@@ -375,6 +381,7 @@ RequestBody = (
     | LegReport
     | ReportWorkers
     | Subscribe
+    | TellShare
     | GetStats
     | CacheRequest
     | TransferRequests
@@ -392,6 +399,7 @@ ReplyBody = (
     | EventBatch
     | Snapshot
     | LegReport
+    | GatewayShare
     | PoolStats
     | CacheReply
     | TransferReplies

@@ -1,0 +1,102 @@
+"""An agent passes gateways' load on to the other gateways of its node, and to nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import aclosing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agent_process import AgentProcess
+
+from workers.client import AsyncAgentClient, make_hello
+from workers.core.errors import RefusedError
+from workers.core.gateway_messages import (
+    MAX_SAMPLES,
+    DecodeSample,
+    GatewayShare,
+    PrefillSample,
+    TellShare,
+    WorkerShare,
+    fault_of,
+)
+from workers.core.messages import Done
+
+PATIENCE_SECONDS = 20.0
+
+
+class Gateway:
+    """One that follows an agent; `told` by name of the other, the last of each."""
+
+    def __init__(self, address: str, name: str, *, shares: bool = True) -> None:
+        self.client = AsyncAgentClient(address, make_hello("gateway", name), shares=shares)
+        self.told: dict[str, GatewayShare] = {}
+        self._task = asyncio.create_task(self._follow())
+
+    async def _follow(self) -> None:
+        stream: Any = self.client.subscribe()
+        async with aclosing(stream) as messages:
+            async for message in messages:
+                if isinstance(message, GatewayShare):
+                    self.told[message.gateway.partition("#")[0]] = message
+
+    async def stop(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+        await self.client.close()
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[AgentProcess]:
+    process = AgentProcess(tmp_path)
+    process.start()
+    yield process
+    process.close()
+
+
+async def until(check: Callable[[], object]) -> None:
+    async with asyncio.timeout(PATIENCE_SECONDS):
+        while not check():
+            await asyncio.sleep(0.01)
+
+
+async def test_load_reaches_the_others_and_ends_with_its_gateway(agent: AgentProcess) -> None:
+    address = f"unix:{agent.socket}"
+    a, auditor = Gateway(address, "a"), Gateway(address, "auditor", shares=False)
+    await until(lambda: a.client.subscribed and auditor.client.subscribed)
+    assert not a.told  # alone: nothing is to be told
+    b = Gateway(address, "b")
+    await until(lambda: "b" in a.told and "a" in b.told)
+    share = WorkerShare("p1", legs=2, seconds=1.5, waiting=[(0, 3, 2.5)])
+    samples = [PrefillSample("p1", 100, 20, 0.1)], [DecodeSample("d1", 2, 0.01, 300)]
+    assert a.client.tell(TellShare([share], *samples))
+    await until(lambda: b.told["a"].shares)
+    assert b.told["a"].shares == [share]
+    assert (b.told["a"].prefills, b.told["a"].decodes) == samples
+    late = Gateway(address, "late")
+    await until(lambda: "a" in late.told)
+    assert late.told["a"].shares == [share]
+    assert not late.told["a"].prefills  # what was learned is told once
+    await a.stop()
+    await until(lambda: b.told["a"].gone and late.told["a"].gone)
+    assert not auditor.told
+    for gateway in (b, late, auditor):
+        await gateway.stop()
+
+
+async def test_who_did_not_subscribe_is_refused(agent: AgentProcess) -> None:
+    client = AsyncAgentClient(f"unix:{agent.socket}", make_hello("gateway", "a"))
+    with pytest.raises(RefusedError, match="Subscribe with `shares` first"):
+        await client.call(TellShare([]), Done)
+    assert not client.tell(TellShare([]))  # there is no stream
+    await client.close()
+
+
+def test_messages_have_bounds() -> None:
+    assert fault_of(TellShare([WorkerShare("p1")])) == ""
+    many = [PrefillSample("p1", 1, 1, 1.0)] * (MAX_SAMPLES + 1)
+    assert "samples" in fault_of(TellShare([], many))
+    assert "classes" in fault_of(TellShare([WorkerShare("p1", waiting=[(0, 1, 1.0)] * 17)]))
+    assert "workers" in fault_of(TellShare([WorkerShare(str(i)) for i in range(1025)]))

@@ -1,0 +1,93 @@
+"""What gateways tell one another of their load, through the nodes' agents.
+
+A gateway sends `TellShare` on its event stream's connection, for the workers of that node only; the
+agent passes it as `GatewayShare` to the other gateways that subscribed with `shares`. Each message is
+the whole state, so that a lost or overtaken one does no harm; ages are as of sending.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+MAX_SHARES: Final = 1024
+"""Workers in one message."""
+MAX_SAMPLES: Final = 64
+"""Of each kind in one message."""
+MAX_CLASSES: Final = 16
+
+
+class WorkerShare(msgspec.Struct, frozen=True, array_like=True):
+    """Of one gateway at one worker. `legs` of `seconds` predicted have been sent to it, the oldest
+    `head_age` ago; its window holds `window_tokens` and `window_seconds`; `waiting`: (class, legs,
+    predicted seconds) in the gateway's queue before it. `slots` of decode with `kv_tokens`, and
+    `slots_waiting` requests of its model for any. Seconds and tokens; `legs_ended` since the start.
+    """
+
+    worker_id: str
+    legs: int = 0
+    seconds: float = 0.0
+    head_seconds: float = 0.0
+    head_age: float = 0.0
+    legs_ended: int = 0
+    ended_age: float = 0.0
+    window_tokens: int = 0
+    window_seconds: float = 0.0
+    waiting: list[tuple[int, int, float]] = []
+    slots: int = 0
+    kv_tokens: int = 0
+    slots_waiting: int = 0
+
+    @property
+    def is_idle(self) -> bool:
+        return not (self.legs or self.window_tokens or self.waiting or self.slots
+                    or self.slots_waiting)  # fmt: skip
+
+
+class PrefillSample(msgspec.Struct, frozen=True, array_like=True):
+    """What one leg 1 took, without its wait behind others."""
+
+    worker_id: str
+    computed_tokens: int
+    cached_tokens: int
+    seconds: float
+
+
+class DecodeSample(msgspec.Struct, frozen=True, array_like=True):
+    """A stream's mean time between tokens beside what ran there."""
+
+    worker_id: str
+    running: int
+    tbt_seconds: float
+    kv_tokens: int
+
+
+class TellShare(msgspec.Struct, tag=True, frozen=True):
+    """A gateway's load at the workers of this node; who is not named has none."""
+
+    shares: list[WorkerShare]
+    prefills: list[PrefillSample] = []
+    decodes: list[DecodeSample] = []
+
+
+class GatewayShare(msgspec.Struct, tag=True, frozen=True):
+    """The same, told on. `gateway` is unique among this node's connections; `gone`: it has left,
+    and nothing of it counts any more. The first one of a gateway says that it is there."""
+
+    gateway: str
+    shares: list[WorkerShare] = []
+    prefills: list[PrefillSample] = []
+    decodes: list[DecodeSample] = []
+    gone: bool = False
+
+
+def fault_of(body: TellShare) -> str:
+    """What is wrong with it; "" where nothing is."""
+    if len(body.shares) > MAX_SHARES:
+        return f"{len(body.shares)} workers in one message: at most {MAX_SHARES}"
+    if max(len(body.prefills), len(body.decodes)) > MAX_SAMPLES:
+        return f"more than {MAX_SAMPLES} samples of one kind in one message"
+    if any(len(share.waiting) > MAX_CLASSES for share in body.shares):
+        return f"more than {MAX_CLASSES} classes wait for one worker"
+    return ""
