@@ -13,6 +13,8 @@ from controlplane.events.bus import EventBus
 from controlplane.fleet import repository as fleet_repository
 from controlplane.fleet.commands_queue import CommandQueue
 from controlplane.fleet.service import WorkerRegistry
+from controlplane.gateways.asking import GatewayClient
+from controlplane.gateways.running import RunningRequests
 from controlplane.gateways.schemas import ClusterView
 from controlplane.gateways.service import GatewayRegistry
 from controlplane.gateways.view import ViewRevisions
@@ -61,6 +63,7 @@ class Plane:
         self.policies = PolicyStore(self.clock)
         self.keys = KeyStore(self.clock)
         self.gateways = GatewayRegistry(self.clock)
+        self.running = RunningRequests(self.clock, self.gateways, GatewayClient(settings.token))
         self.ledger = Ledger(self.clock)
         self.decisions = DecisionLog(self.bus, self.clock, self.stats.take_outcome)
         self.pool = PoolReporter(self.clock, self.db, self.nodes, self.stats)
@@ -168,4 +171,5 @@ class Plane:
     async def close(self) -> None:
         self.close_streams()
         await self.doctor.close()
+        await self.running.close()
         await self.db.close()

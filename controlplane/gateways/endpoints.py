@@ -6,8 +6,10 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
 
-from controlplane.deps import IdPath, PlaneDep, TokenNeeded
+from controlplane.deps import IdPath, OperatorDep, PlaneDep, TokenNeeded
+from controlplane.gateways.cancelling import cancel
 from controlplane.gateways.reports import take_report
+from controlplane.gateways.running_schemas import RequestCancel, RequestCancelled, RunningList
 from controlplane.gateways.schemas import (
     ClusterView,
     Gateway,
@@ -37,6 +39,24 @@ async def report(
     """Statistics and decisions. Once this answers, the decisions are stored: do not send them
     again (sending them again does no harm)."""
     return await take_report(plane, gateway_id, body)
+
+
+@router.get("/requests", tags=["requests"])
+async def running_requests(
+    plane: PlaneDep, limit: Annotated[int, Query(ge=1, le=1000)] = 200
+) -> RunningList:
+    """What runs now, what each request waits for, and what the policy will do about it. The gateways
+    are asked, 2 s each at most; what a silent one said last stays, marked with its age."""
+    return await plane.running.list(limit)
+
+
+@router.post("/requests/{request_id}/cancel", tags=["requests"])
+async def cancel_request(
+    plane: PlaneDep, operator: OperatorDep, request_id: IdPath, body: RequestCancel
+) -> RequestCancelled:
+    """End a running request: its client gets 503 `cancelled_by_operator`, or an error event in its
+    stream. The audit row is written first; a second one says so where it could not be done."""
+    return await cancel(plane, operator, request_id, body)
 
 
 @router.get(

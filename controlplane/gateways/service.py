@@ -112,6 +112,10 @@ class GatewayRegistry:
     def live(self) -> list[LiveGateway]:
         return [g for g in self._gateways.values() if g.state != "lost" and g.stats is not None]
 
+    def all(self) -> list[LiveGateway]:
+        """By id, lost ones too."""
+        return [self._gateways[name] for name in sorted(self._gateways)]
+
     def find(self, gateway_id: str) -> LiveGateway:
         gateway = self._gateways.get(gateway_id)
         if gateway is None:
@@ -125,7 +129,7 @@ class GatewayRegistry:
         return gateway
 
     def list(self) -> list[Gateway]:
-        return [self.to_schema(self._gateways[i]) for i in sorted(self._gateways)]
+        return [self.to_schema(gateway) for gateway in self.all()]
 
     def to_schema(self, gateway: LiveGateway) -> Gateway:
         return Gateway(

@@ -36,6 +36,7 @@ class LedgerEntry(Schema):
     limit_seconds: float
     measured_seconds: float | None = None
     met: bool | None = None
+    retry_after_seconds: float | None = None  # what its client was told; null: nothing, or a probe
     would_have_met: FalseRejects | None = None
 
 

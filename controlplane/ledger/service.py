@@ -115,6 +115,7 @@ def _row(decision: Decision) -> dict[str, object]:
         "limit_seconds": verdict.limit_seconds,
         "measured_seconds": verdict.measured_seconds,
         "met": verdict.met,
+        "retry_after_seconds": decision.retry_after_seconds,
     }
 
 
@@ -135,6 +136,7 @@ def _entry(row: LedgerRow, likes: dict[tuple[str, str], list[Probe]]) -> LedgerE
         limit_seconds=row.limit_seconds,
         measured_seconds=row.measured_seconds,
         met=row.met,
+        retry_after_seconds=row.retry_after_seconds,
         would_have_met=estimate,
     )
 

@@ -25,3 +25,4 @@ class LedgerRow(Base):
     limit_seconds: Mapped[float]
     measured_seconds: Mapped[float | None]
     met: Mapped[bool | None]
+    retry_after_seconds: Mapped[float | None]

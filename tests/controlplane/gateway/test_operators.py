@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from controlplane.gateway import watch
+from controlplane.gateways.asking import GatewayClient, GatewayError, NotRunningError
 from workers.engines.emulated.faults import Faults
 
 OPERATOR = {"authorization": "Bearer secret", "x-perilune-actor": "ana"}
@@ -157,3 +158,25 @@ async def test_loads_say_how_often_a_worker_failed_lately(rig: Any) -> None:
     assert 0 < load.pause_seconds <= 1.0
     sound = rig.gateway.cluster.loads()["d2"]
     assert (sound.outcomes, sound.failures_in_a_row, sound.pause_seconds) == (0, 0, 0.0)
+
+
+async def test_the_control_plane_reads_and_cancels_at_a_real_gateway(
+    rig: Any, eventually: Any
+) -> None:
+    await rig.start()
+    task = await hanging(rig, eventually, "decode")
+    client, url = GatewayClient("secret"), f"http://127.0.0.1:{rig.gateway.server.port}"
+    try:
+        found = await client.listing(rig.gateway.settings.gateway_id, url)
+        (row,) = found.requests
+        assert (row.state, row.at_bound, found.running) == ("decoding", "end", 1)
+        assert row.bound_seconds is not None
+        assert row.wait_seconds is not None
+        with pytest.raises(GatewayError, match="leads to gateway"):
+            await client.listing("another", url)
+        assert (await client.cancel(url, row.request_id, "ben")).state == "decoding"
+        assert "ben" in (await task).json()["error"]["message"]
+        with pytest.raises(NotRunningError):
+            await client.cancel(url, row.request_id, "ben")
+    finally:
+        await client.close()

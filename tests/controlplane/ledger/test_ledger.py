@@ -37,7 +37,7 @@ def probe(bodies, name, predicted, met, **more):
 async def test_rejected_shed_and_probes_are_told_apart_and_counted(both, bodies):
     await both.report(decisions=[
         bodies["decision"]("fine"),
-        rejected(bodies, "r1", priority="batch"),
+        rejected(bodies, "r1", priority="batch", retry_after_seconds=3.0),
         rejected(bodies, "r2", gate="deadline", predicted=1.5, priority="batch"),
         probe(bodies, "p1", 2.1, met=True, priority="standard"),
         probe(bodies, "p2", 2.6, met=False, priority="batch"),
@@ -47,6 +47,8 @@ async def test_rejected_shed_and_probes_are_told_apart_and_counted(both, bodies)
     items = (await both.get("/ledger"))["items"]
     kinds = {item["request_id"]: item["kind"] for item in items}
     assert kinds == {"r1": "rejected", "r2": "shed", "p1": "probe", "p2": "probe", "p4": "probe"}
+    retries = {item["request_id"]: item["retry_after_seconds"] for item in items}
+    assert (retries["r1"], retries["p1"]) == (3.0, None)
     total = await both.get("/ledger/summary")
     assert (total["rejected"], total["shed"], total["probes"]) == (1, 1, 3)
     found = total["false_rejects"]
