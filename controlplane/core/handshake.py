@@ -10,6 +10,7 @@
 nixl and mooncake are what upstream's connectors of these names read (vLLM 0.25 to 0.32).
 """
 
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal, get_args
 
 import msgspec
@@ -25,6 +26,8 @@ _NIXL_PREFILL: Final[dict[str, Any]] = {
     "remote_host": None,
     "remote_port": None,
 }
+_NO_END: Final[Mapping[str, Any]] = {"min_tokens": 1}
+_NOTHING: Final[Mapping[str, Any]] = {}
 
 
 class Bootstrap(msgspec.Struct, frozen=True):
@@ -45,9 +48,35 @@ def owes_release(name: HandshakeName) -> bool:
     return name == "nixl"
 
 
+def is_taken_once(name: HandshakeName) -> bool:
+    """Whether one read frees what leg 1 has staged: a second reader would get whatever the blocks
+    hold by then, and take it for its prompt's KV. So it is for one prompt, one choice and one
+    decode engine."""
+    return name in ("nixl", "mooncake")
+
+
+def prefill_fields(name: HandshakeName) -> Mapping[str, Any]:
+    """Further fields of leg 1's body. A mooncake producer hands over nothing when its token ends
+    the answer, and leg 2 would wait in vain: such a token must not come first."""
+    return _NO_END if name == "mooncake" else _NOTHING
+
+
 def pairs(prefill: HandshakeName, decode: HandshakeName) -> bool:
     """Whether two workers can be the legs of one request."""
     return prefill == decode
+
+
+def nothing_pairs(prefill: Iterable[HandshakeName], decode: Iterable[HandshakeName]) -> str:
+    """What to say of a model of whose prefill workers none fits any of its decode workers; "" if one
+    does, or one role is missing."""
+    first, second = sorted(set(prefill)), sorted(set(decode))
+    if not first or not second or any(pairs(a, b) for a in first for b in second):
+        return ""
+    return (
+        f"its prefill workers have handshake {', '.join(first)}, its decode workers"
+        f" {', '.join(second)}: no two can be the legs of one request; run one connector for both"
+        " roles, or register a worker of role both"
+    )
 
 
 def is_handoff_missing(name: HandshakeName, reply: dict[str, Any] | None) -> bool:

@@ -7,8 +7,9 @@ parameters put in front.
 import hashlib
 import re
 from codecs import BOM_UTF8 as _MARK
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from json import detect_encoding
+from types import MappingProxyType
 from typing import Any, Final, Literal
 
 import msgspec
@@ -72,6 +73,15 @@ class ClientBody(msgspec.Struct):
         ):
             return True
         return self.chat and _has_remote_media(fields.get("messages"))
+
+    @property
+    def num_sequences(self) -> int:
+        """Answers that it asks for, each of which loads its prompt's KV for itself."""
+        choices, prompt = self.fields.get("n"), self.fields.get("prompt")
+        num_prompts = 1
+        if not self.chat and isinstance(prompt, list) and prompt and not isinstance(prompt[0], int):
+            num_prompts = len(prompt)
+        return num_prompts * _count(choices)
 
     @property
     def output_cap(self) -> int:
@@ -199,8 +209,16 @@ def ours(params: LegParams) -> KvParams:
     return {"perilune": params}
 
 
-def prefill_leg(body: ClientBody, kv: KvParams | None, salt: str | None) -> bytes:
-    """Leg 1: one token, one choice, no stream. Without `kv`, no transfer parameters at all."""
+def prefill_leg(
+    body: ClientBody,
+    kv: KvParams | None,
+    salt: str | None,
+    more: Mapping[str, Any] = MappingProxyType({}),
+) -> bytes:
+    """Leg 1: one token, one choice, no stream. Without `kv`, no transfer parameters at all.
+
+    `more`: fields that its connector needs.
+    """
     fields = body.fields.copy()
     if not _NOT_COPIED.isdisjoint(fields):
         for name in _NOT_FOR_PREFILL:
@@ -211,6 +229,7 @@ def prefill_leg(body: ClientBody, kv: KvParams | None, salt: str | None) -> byte
         fields[name] = 1 if type(cap) is int and cap > 0 else _one(cap)
     if not caps:
         fields["max_completion_tokens" if body.chat else "max_tokens"] = 1
+    fields.update(more)
     if "n" in fields:
         fields["n"] = _one(fields["n"])
     if body.stream:
@@ -281,6 +300,10 @@ def _is_remote(part: dict[str, Any]) -> bool:
 def _one(value: object) -> object:
     """1 for what engines read as a count (5, 5.0, "5"); the rest stays, for them to refuse."""
     return 1 if value is None or _is_count(value) else value
+
+
+def _count(value: Any) -> int:
+    return int(float(value)) if _is_count(value) else 1
 
 
 def _is_count(value: object) -> bool:
