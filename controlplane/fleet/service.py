@@ -18,6 +18,7 @@ from controlplane.errors import ConflictError, NotFoundError, UnavailableError
 from controlplane.fleet import repository
 from controlplane.fleet.schemas import Worker, WorkerRegistration, WorkerState
 from controlplane.nodes.schemas import NodeState
+from controlplane.nodes.state import READY_SECONDS
 from workers.core.stats_messages import NamespaceInfo, WorkerStatus
 
 EXTERNAL_NODE = "external"
@@ -76,6 +77,7 @@ class WorkerRegistry:
         self._load = load
         self._workers: dict[str, LiveWorker] = {}
         self._removed: set[str] = set()
+        self._heard: dict[str, float] = {}  # node -> its last report
 
     async def load_all(self, session: AsyncSession) -> None:
         mono = self._clock.monotonic()
@@ -103,6 +105,7 @@ class WorkerRegistry:
     ) -> set[str]:
         """Take a node's whole list; returns the ids it concerns."""
         mono, now = self._clock.monotonic(), self._clock.now()
+        self._node_heard(node_id, mono)
         space_of = {w: info for info in namespaces for w in info.workers}
         for status in statuses:
             worker = self._known(node_id, status)
@@ -116,6 +119,15 @@ class WorkerRegistry:
                 worker.namespace, worker.dirty = info.digest.hex(), True
                 worker.block_tokens = info.spec.block_tokens
         return {w.status.worker_id for w in self._workers.values() if w.node_id == node_id}
+
+    def _node_heard(self, node_id: str, mono: float) -> None:
+        """A new agent does not know its node's workers until their supervisor lists them again:
+        after a silence they have as long for that as ever."""
+        silent = mono - self._heard.get(node_id, mono)
+        self._heard[node_id] = mono
+        if silent > READY_SECONDS:
+            for worker_id in self.ids_of_node(node_id):
+                self._workers[worker_id].seen = mono
 
     def _known(self, node_id: str, status: WorkerStatus) -> LiveWorker | None:
         worker = self._workers.get(status.worker_id)
@@ -220,6 +232,8 @@ class WorkerRegistry:
 
     def sweep(self) -> list[str]:
         """Drop dead workers beyond the bound, longest gone first; returns their ids."""
+        nodes = {worker.node_id for worker in self._workers.values()}
+        self._heard = {node: at for node, at in self._heard.items() if node in nodes}
         dead = sorted(
             (worker.seen, worker_id)
             for worker_id, worker in self._workers.items()

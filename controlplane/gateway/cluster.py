@@ -31,6 +31,7 @@ from controlplane.core.watching import Bounds
 from controlplane.gateway.admission import Desk, rules_of, slo_of
 from controlplane.gateway.dispatch import Dispatch
 from controlplane.gateway.paths import Paths
+from controlplane.gateway.orphans import Orphans
 from controlplane.gateway.recording import Recording, recording_of
 from controlplane.gateway.settings import Settings
 from controlplane.gateway.stats import Stats
@@ -154,6 +155,7 @@ class Cluster:
         self._ready: dict[tuple[str, str], list[WorkerState]] = {}  # by model and role
         self._waiters: dict[str, asyncio.Future[str]] = {}  # request -> granted worker
         self._bad_url = ""  # said last
+        self._orphans = Orphans()
         self.modes: dict[str, str] = {}  # model -> how its requests run
         self.on_view: list[Callable[[View], None]] = []
 
@@ -161,8 +163,8 @@ class Cluster:
 
     def apply(self, view: View) -> None:
         """Take a view in, at once."""
-        workers = [row for row in view.workers if self._can_be_called(row)]
-        if len(workers) < len(view.workers):
+        workers = self._orphans.keep([row for row in view.workers if self._can_be_called(row)])
+        if workers != view.workers:
             view = msgspec.structs.replace(view, workers=workers)
         self.view, self.has_view = view, True
         self._apply_workers(view.workers)

@@ -74,6 +74,24 @@ async def test_a_worker_missing_for_a_moment_is_not_gone(api, bodies):
     assert (await api.get("/workers/p1"))["state"] == "stopped"
 
 
+async def test_an_agent_that_was_away_for_long_takes_no_worker_with_it(api, bodies):
+    """Its successor does not know them until their supervisor lists them again."""
+    await api.heartbeat("n1", workers=[bodies["worker"]("p1")])
+    for _ in range(14):
+        api.clock.advance(1)
+        api.plane.sweep()
+    assert (await api.get("/workers/p1"))["state"] == "lost"
+    await api.heartbeat("n1", 2)
+    for _ in range(9):
+        assert (await api.get("/workers/p1"))["state"] == "ready"
+        api.clock.advance(1)
+        await api.heartbeat("n1", 2)
+    for _ in range(3):
+        api.clock.advance(1)
+        await api.heartbeat("n1", 2)
+    assert (await api.get("/workers/p1"))["state"] == "stopped"
+
+
 async def test_an_engine_from_elsewhere(both, run_api):
     body = {"id": "e1", "role": "both", "model": "m", "url": "http://h:1", "engine": "emulated"}
     made = await both.http.post("/api/v1/workers", json=body)
