@@ -1,7 +1,7 @@
 """Ten minutes of faults under load (`make soak`), and a minute of it with the other tests.
 
-Emulated workers, everything else real. Workers are killed, stopped, slowed and cut off, the gateway
-is restarted, clients leave. Every other request must end within its bound, with the right answer or
+Emulated workers, everything else real. Workers are killed, stopped, slowed and cut off, so is the
+agent, the gateway is restarted, clients leave. Every other request must end within its bound, with the right answer or
 an error that says so, and in the end nothing may be held: no pin, no slot, no counter.
 """
 
@@ -34,8 +34,9 @@ BOUND_SECONDS = 45.0
 """A hung worker is given up after about twelve seconds, and a request may meet three of them."""
 TOKENS = 12
 HONEST = {"429", "502", "503", "504", "error event", "left"}
+"""The first word of an outcome; of a status the error's code follows."""
 AWAY = {"ConnectError", "RemoteProtocolError", "ReadError", "WriteError"}
-"""What a client sees of a gateway that is restarted."""
+"""What a client sees of a gateway that is restarted, and of no other."""
 OPTIONS = ("--engine", "emulated", "--prefill", "2", "--decode", "2", "--slab-gib", "0.03125")
 
 
@@ -46,15 +47,27 @@ class Seen:
     outcomes: Counter[str] = field(default_factory=Counter)
     wrong: list[str] = field(default_factory=list)
     late: list[str] = field(default_factory=list)
+    away: list[tuple[float, float, str]] = field(default_factory=list)  # start, end, what
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def note(self, outcome: str, seconds: float, detail: str) -> None:
+    def note(self, outcome: str, start: float, detail: str) -> None:
+        now = time.monotonic()
         with self.lock:
             self.outcomes[outcome] += 1
-            if outcome not in HONEST | AWAY | {"right"}:
+            if outcome in AWAY:
+                self.away.append((start, now, f"{outcome}: {detail}"))
+            elif outcome != "right" and outcome.partition(":")[0] not in HONEST:
                 self.wrong.append(f"{outcome}: {detail[:300]}")
-            if seconds > BOUND_SECONDS:
-                self.late.append(f"{outcome} after {seconds:.1f} s")
+            if now - start > BOUND_SECONDS:
+                self.late.append(f"{outcome} after {now - start:.1f} s")
+
+    def unexplained(self, restarts: list[tuple[float, float]]) -> list[str]:
+        """Connections that broke although the gateway was there."""
+        return [
+            what
+            for start, end, what in self.away
+            if not any(start < back and end > gone for gone, back in restarts)
+        ]
 
 
 class Client(threading.Thread):
@@ -74,7 +87,7 @@ class Client(threading.Thread):
                     outcome, detail = self._ask(http, prompt)
                 except httpx2.HTTPError as error:
                     outcome, detail = type(error).__name__, str(error)
-                self.seen.note(outcome, time.monotonic() - start, detail)
+                self.seen.note(outcome, start, detail)
                 self.stop.wait(0.02 if outcome == "right" else 0.2)
 
     def _ask(self, http: httpx2.Client, prompt: str) -> tuple[str, str]:
@@ -82,7 +95,7 @@ class Client(threading.Thread):
         body = {"model": self.live.model, "prompt": prompt, "max_tokens": TOKENS, "stream": stream}
         with http.stream("POST", f"{self.live.gateway}/v1/completions", json=body) as reply:
             if reply.status_code != 200:
-                return str(reply.status_code), reply.read().decode()
+                return self._judge_error(reply.status_code, reply.read())
             if leaves:
                 return "left", ""
             if not stream:
@@ -90,6 +103,16 @@ class Client(threading.Thread):
             return self._judge_stream(
                 prompt, [line[6:] for line in reply.iter_lines() if line.startswith("data: ")]
             )
+
+    @staticmethod
+    def _judge_error(status: int, body: bytes) -> tuple[str, str]:
+        """An honest one is an OpenAI error object with a code and a message."""
+        try:
+            error = json.loads(body)["error"]
+            kind = f"{status}: {error['code']}" if error["message"] else "no message"
+        except (ValueError, LookupError, TypeError):
+            kind = "no error object"
+        return kind, body.decode(errors="replace")
 
     def _judge_stream(self, prompt: str, events: list[str]) -> tuple[str, str]:
         if events[-1:] != ["[DONE]"]:
@@ -108,16 +131,16 @@ class Chaos:
     def __init__(self, live: LiveCluster, rng: random.Random) -> None:
         self._live, self._rng = live, rng
         self.done: Counter[str] = Counter()
+        self.restarts: list[tuple[float, float]] = []  # of the gateway: killed, ready again
         self._faults: list[Callable[[], str]] = [
             self._kill_worker, self._stop_worker, self._slow_worker, self._cut_worker,
-            self._reset_worker, self._stop_agent, self._restart_gateway,
+            self._reset_worker, self._stop_agent, self._kill_agent, self._restart_gateway,
         ]  # fmt: skip
 
+        self._first = rng.sample(self._faults, len(self._faults))  # each kind once, then at random
+
     def step(self) -> None:
-        if not self.done or self._rng.random() < 0.2:
-            fault = self._faults[sum(self.done.values()) % len(self._faults)]
-        else:
-            fault = self._rng.choice(self._faults)
+        fault = self._first.pop() if self._first else self._rng.choice(self._faults)
         with suppress(ProcessLookupError, httpx2.HTTPError):  # it has gone by itself meanwhile
             self.done[fault()] += 1
 
@@ -144,12 +167,19 @@ class Chaos:
 
     def _stop_agent(self) -> str:
         pid = self._signal("agent", signal.SIGSTOP)
-        time.sleep(self._rng.uniform(0.5, 3.0))
+        time.sleep(self._rng.choice([0.5, 3.0, 14.0]))  # the last: its node counts as lost
         os.kill(pid, signal.SIGCONT)
         return "agent stopped"
 
+    def _kill_agent(self) -> str:
+        self._signal("agent", signal.SIGKILL)
+        return "agent killed"
+
     def _restart_gateway(self) -> str:
-        self._signal("gateway", self._rng.choice([signal.SIGTERM, signal.SIGKILL]))
+        gone = time.monotonic()
+        pid = self._signal("gateway", self._rng.choice([signal.SIGTERM, signal.SIGKILL]))
+        self._live.wait_ready("gateway", pid)
+        self.restarts.append((gone, time.monotonic()))
         return "gateway restarted"
 
     def _slow_worker(self) -> str:
@@ -221,9 +251,11 @@ def all_ready(live: LiveCluster) -> bool:
 
 
 def judge(live: LiveCluster, seen: Seen, chaos: Chaos) -> None:
-    print(f"chaos: {dict(chaos.done)}; clients: {dict(seen.outcomes)}")
+    print(json.dumps({"faults": chaos.done, "outcomes": seen.outcomes}, indent=1))
     assert not seen.wrong, (seen.wrong[:5], seen.outcomes, chaos.done)
     assert not seen.late, (seen.late[:5], seen.outcomes, chaos.done)
+    unexplained = seen.unexplained(chaos.restarts)
+    assert not unexplained, (unexplained[:5], seen.outcomes, chaos.restarts)
     assert seen.outcomes["right"] > 20 * CLIENTS, (seen.outcomes, chaos.done)
     wait_for(lambda: live.pinned_blocks() == 0, 45, "no pinned block (leases are 30 s)")
     wait_for(lambda: not held_by_gateway(live), 20, "the gateway holds nothing")
