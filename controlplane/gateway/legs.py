@@ -26,12 +26,16 @@ _decode = msgspec.json.Decoder().decode
 
 
 class LegError(Exception):
-    """A try that another worker may still serve. `unreachable`: refused or reset at once."""
+    """A try that another worker may still serve. `unreachable`: refused or reset at once.
+    `was_sent`: the worker may have got it, and have taken what leg 1 had staged."""
 
-    def __init__(self, message: str, status: int, *, unreachable: bool) -> None:
+    def __init__(
+        self, message: str, status: int, *, unreachable: bool, was_sent: bool = True
+    ) -> None:
         super().__init__(message)
         self.status = status
         self.unreachable = unreachable
+        self.was_sent = was_sent
 
 
 class WorkerAnswer(msgspec.Struct, frozen=True, gc=False):
@@ -215,7 +219,7 @@ def leg_head(request_id: str, leg: Literal["p", "d"], client: dict[bytes, bytes]
 def _leg_error(error: UpstreamError) -> LegError:
     status = _STATUS.get(error.kind, 502)
     unreachable = error.kind in ("connect", "reset", "hung")
-    return LegError(str(error), status, unreachable=unreachable)
+    return LegError(str(error), status, unreachable=unreachable, was_sent=error.was_sent)
 
 
 class _Ours(msgspec.Struct):

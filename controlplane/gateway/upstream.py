@@ -34,11 +34,12 @@ Kind = Literal["connect", "reset", "timeout", "protocol", "too_large", "hung"]
 
 
 class UpstreamError(PeriluneError):
-    """See the module's head."""
+    """See the module's head. `was_sent`: the worker may have got the request."""
 
     def __init__(self, kind: Kind, message: str) -> None:
         super().__init__(message)
         self.kind = kind
+        self.was_sent = kind != "connect"
 
 
 class Reply:
@@ -399,7 +400,11 @@ class Upstream:
                     raise
             else:
                 return reply
-        connection = await self._connect()
+        try:
+            connection = await self._connect()
+        except UpstreamError as error:
+            error.was_sent = kept is not None  # it may have died of that request
+            raise
         reply = connection.send(request)
         while not reply.head_complete:
             await reply.wait(head_seconds, "no answer")
