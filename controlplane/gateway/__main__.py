@@ -12,6 +12,7 @@ import structlog
 import uvloop
 
 from controlplane.gateway.app import Gateway
+from controlplane.gateway.descriptors import connections_for, open_files, raise_limit
 from controlplane.gateway.settings import Limits, Settings, Timeouts
 from controlplane.gateway.upstream import check_url
 from workers.core.errors import ConfigError
@@ -39,6 +40,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--otlp-endpoint", default="", metavar="URL",
         help="send spans to this OpenTelemetry collector, e.g. http://127.0.0.1:4318")  # fmt: skip
     add("--max-body-bytes", type=int, default=Limits().max_body_bytes)
+    add("--max-connections", type=int, default=None, metavar="N",
+        help=f"clients' (default {Limits().max_connections}, or what `ulimit -n` has room for)")  # fmt: skip
     add("--prefill-timeout", type=float, default=Timeouts().prefill, metavar="SECONDS")
     add("--first-byte-timeout", type=float, default=Timeouts().first_byte, metavar="SECONDS")
     add("--idle-timeout", type=float, default=Timeouts().idle, metavar="SECONDS")
@@ -67,7 +70,7 @@ def settings_from(argv: list[str]) -> tuple[Settings, str]:
         models=models,
         static_view=args.static,
         otlp_endpoint=_http_url("--otlp-endpoint", args.otlp_endpoint, "http://127.0.0.1:4318"),
-        limits=Limits(max_body_bytes=args.max_body_bytes),
+        limits=Limits(max_body_bytes=args.max_body_bytes, max_connections=_connections(args)),
         timeouts=Timeouts(
             prefill=args.prefill_timeout,
             first_byte=args.first_byte_timeout,
@@ -78,11 +81,23 @@ def settings_from(argv: list[str]) -> tuple[Settings, str]:
     return settings, args.log_level
 
 
+def _connections(args: argparse.Namespace) -> int:
+    asked, usual = args.max_connections, Limits().max_connections
+    wanted = usual if asked is None else asked
+    return connections_for(open_files(), wanted, asked=asked is not None)
+
+
 def _check_numbers(args: argparse.Namespace) -> None:
     longest = 86_400.0
     for option, value, least, most in (
         ("--port", args.port, 0, 65_535),
         ("--max-body-bytes", args.max_body_bytes, 1, 2**31),
+        (
+            "--max-connections",
+            1 if args.max_connections is None else args.max_connections,
+            1,
+            1_000_000,
+        ),
         ("--prefill-timeout", args.prefill_timeout, 0.001, longest),
         ("--first-byte-timeout", args.first_byte_timeout, 0.001, longest),
         ("--idle-timeout", args.idle_timeout, 0.001, longest),
@@ -125,7 +140,10 @@ async def _serve(settings: Settings) -> None:
     loop.add_signal_handler(signal.SIGHUP, gateway.reload_static)
     try:
         await gateway.start()
-        log.info("gateway_ready", url=gateway.url, id=settings.gateway_id)
+        log.info(
+            "gateway_ready", url=gateway.url, id=settings.gateway_id, open_files=open_files(),
+            max_connections=settings.limits.max_connections,
+        )  # fmt: skip
         await stop.wait()
         log.info("gateway_draining", in_flight=gateway.stats.in_flight)
     finally:
@@ -142,6 +160,7 @@ def _calm_collector() -> None:
 
 def main(argv: list[str] | None = None) -> int:
     """Exit code 2: a setting cannot work; 1: the address is taken."""
+    raise_limit()
     try:
         settings, level = settings_from(sys.argv[1:] if argv is None else argv)
         structlog.configure(

@@ -24,6 +24,9 @@ JSON_TYPE = b"application/json"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 SWEEP_SECONDS = 1.0
 LINGER_SECONDS = 2.0
+BACKLOG = 4096
+"""Connections that may come at once (the kernel's own bound is net.core.somaxconn): those beyond it
+try again only after a second."""
 
 
 class FlowControl(Protocol):
@@ -431,7 +434,9 @@ class Server:
 
     async def start(self, host: str, port: int) -> None:
         """Raises OSError when the address is taken."""
-        self._server = await self.loop.create_server(lambda: ClientConnection(self), host, port)
+        self._server = await self.loop.create_server(
+            lambda: ClientConnection(self), host, port, backlog=BACKLOG
+        )
         self.port = self._server.sockets[0].getsockname()[1]
         self._sweeper = self.loop.call_later(SWEEP_SECONDS, self._sweep)
 

@@ -111,6 +111,8 @@ def test_it_serves_within_its_memory_and_drains(tmp_path: Path, tokenizer_folder
     (["--port", "99999"], "--port = 99999: is not between 0 and 65535"),
     (["--idle-timeout", "nan"], "--idle-timeout = nan: is not between"),
     (["--max-body-bytes", "-5"], "--max-body-bytes = -5: is not between"),
+    (["--max-connections", "0"], "--max-connections = 0: is not between 1 and"),
+    (["--max-connections", "1000000"], "clients' connections, 1000000 are needed. Raise it (ulimit -n"),
     (["--control-plane", "http://x:99999"], "--control-plane = 'http://x:99999': is no http address"),
 ])  # fmt: skip
 def test_settings_that_cannot_work_exit_2(
