@@ -43,21 +43,26 @@ def _group() -> None:
 def gateway(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
     peer: Annotated[Peer, typer.Option(help="What to compare with.")] = Peer.VLLM_ROUTER,
-    requests: Annotated[int, typer.Option(min=8, help="Measured requests a round.")] = 2000,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds; medians are given.")] = 3,
-    clients: Annotated[int, typer.Option(min=1, max=256, help="Connections.")] = 8,
-    model: Annotated[str, typer.Option(help="Folder whose tokenizer is timed.")] = "",
+    requests: Annotated[int, typer.Option(min=8, help="Of a run.")] = 400,
+    rounds: Annotated[int, typer.Option(min=1, help="Runs of each; medians are given.")] = 5,
+    clients: Annotated[int, typer.Option(min=1, max=256, help="Connections, for CPU.")] = 16,
+    rate_share: Annotated[
+        float, typer.Option(min=0.01, max=1, help="Of the slower one's capacity, for times.")
+    ] = 0.4,
+    rate: Annotated[float, typer.Option(min=0, help="Requests a second instead; 0: none.")] = 0,
+    model: Annotated[str, typer.Option(help="Folder whose tokenizer is used.")] = "",
 ) -> None:
-    """CPU a request and time to first byte of the gateway, streamed and plain.
+    """CPU a request and time to first byte of the gateway: streamed and plain, prompts of 2,000
+    and 20,000 characters. CPU as fast as it goes, times at one rate for all.
 
     Exits 3 when the peer is not installed.
     """
     from controlplane.bench.gateway import Load, run_gateway_bench  # noqa: PLC0415 - heavy
 
-    load = Load(requests=requests, clients=clients, warm_up=max(8, requests // 10))
+    load = Load(requests=requests, clients=clients, rate_share=rate_share, rate=rate or None)
     name = None if peer is Peer.NONE else peer.value
     path = model or _default_model()
-    result = run_gateway_bench(peer=name, load=load, model_path=path, rounds=rounds)
+    result = run_gateway_bench(peer_name=name, load=load, model_path=path, rounds=rounds)
     if as_json:
         print(json.dumps(result))
         return

@@ -1,239 +1,211 @@
 """`perilune bench gateway`: CPU a request and latency of the gateway, beside a peer's.
 
-Upstream workers answer at once, so that what is measured is the proxy. Tokenisation is timed
-apart: the gateway under test has no tokenizer. One connection a client, kept alive.
+The engines answer at once, so that what is measured is the proxy. Ours runs as in production: it
+tokenises, hashes, places by cost, records, ships its records and counts. Tokenising, which the
+peer does not do, is timed apart as well, on the same prompts.
 """
 
-import asyncio
-import json
+import os
 import statistics
-import subprocess
-import sys
 import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-import psutil
 import uvloop
 
-from controlplane.bench.processes import free_port, wait_port
-from controlplane.bench.tokenise import tokenise_figures
-from workers.core.errors import PeriluneError
+from controlplane.bench.gateway_cluster import (
+    PEER_POLICY,
+    NoPeerError,
+    Ports,
+    Proxy,
+    agent,
+    counters,
+    fill_pool,
+    gateway,
+    make_model,
+    peer,
+    upstream,
+    write_view,
+)
+from controlplane.bench.gateway_load import (
+    Kind,
+    Timed,
+    as_fast_as_it_goes,
+    at_rate,
+    body_of,
+    prompts,
+)
+from controlplane.bench.tokenise import spent_seconds, tokenise_figures
+from controlplane.gateway.prompts import PromptTokenizer
 
-ROOT = Path(__file__).resolve().parents[2]
-PEER_PROGRAM = ROOT / ".venv-peers" / "bin" / "vllm-router"
-START_SECONDS = 30.0
-PROMPT = "the quick brown fox jumps over the lazy dog " * 30
-
-
-class NoPeerError(PeriluneError):
-    """Asked to compare with a peer that is not installed."""
-
-    exit_code = 3
+__all__ = ["Load", "NoPeerError", "run_gateway_bench"]
+COUNTED: Final = ("requests_total", "index_blocks", "tokenizer_mismatch_total",
+                  "decisions_dropped_total", "decisions_buffered")  # fmt: skip
+"""They show what ran: engines here always say 300 tokens, so a mismatch is a prompt tokenised."""
+KINDS: Final = tuple(Kind(chars, stream) for chars in (2_000, 20_000) for stream in (True, False))
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What is sent: `requests` measured ones over `clients` connections, after `warm_up`."""
+    """What is sent in a run: to measure CPU, `requests` over `clients` connections; for times, as
+    many at `rate_share` of the slower proxy's rate in the first round, or at `rate` a second."""
 
-    requests: int = 2000
-    clients: int = 8
-    warm_up: int = 200
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """Of one proxy and one kind of request."""
-
-    cpu_ms: float
-    ttft_p50_ms: float
-    ttft_p99_ms: float
+    requests: int = 400
+    clients: int = 16
+    rate_share: float = 0.4
+    rate: float | None = None
 
 
 def run_gateway_bench(
-    *, peer: str | None, load: Load, model_path: str | None, rounds: int = 3
-) -> dict[str, Any]:
-    """`peer` "vllm-router", or None. The rounds of both alternate; medians are given."""
+    *, peer_name: str | None, load: Load, model_path: str | None, rounds: int = 5,
+    kinds: Sequence[Kind] = KINDS,
+) -> dict[str, Any]:  # fmt: skip
+    """`peer_name` "vllm-router", or None. Rounds alternate between both; medians are given."""
+    before = os.getloadavg()
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="perilune-bench-")))
-        prefill, decode = stack.enter_context(_upstream())
-        ours = stack.enter_context(_gateway(folder, prefill, decode))
-        theirs = stack.enter_context(_peer(prefill, decode)) if peer else None
-        result: dict[str, Any] = {"peer": peer, "requests": load.requests, "rounds": rounds}
-        for kind, stream in (("streamed", True), ("plain", False)):
-            result[kind] = _compare(ours, theirs, load, rounds, stream=stream)
-        result["gateway_rss_bytes"] = ours.process.memory_info().rss
-    figures = tokenise_figures(model_path) if model_path else None
-    result["tokenise_ms"] = None if figures is None else figures["2000"]["fresh_ms"]
-    result["tokenise"] = figures
-    return result
-
-
-# --- measuring ---
+        model = Path(model_path) if model_path else make_model(folder / "model")
+        tokenizer = PromptTokenizer(model)
+        ports = stack.enter_context(upstream(folder / "view.json"))
+        address = stack.enter_context(agent(folder))
+        for kind in kinds:
+            fill_pool(address, tokenizer, kind)
+        write_view(folder / "view.json", ports, address, model)
+        targets: dict[str, Proxy | None] = {"direct": None}
+        if peer_name:
+            targets["peer"] = stack.enter_context(peer(ports))
+        targets["ours"] = ours = stack.enter_context(gateway(ports))
+        bench = _Bench(load, ports, targets, tokenizer)
+        rows: dict[str, dict[str, Any]] = {}
+        for kind in kinds:
+            rows.setdefault(str(kind.chars), {})[kind.name] = bench.compare(kind, rounds)
+        figures = tokenise_figures(str(model))
+        counted, rss = counters(ours), ours.process.memory_info().rss
+    return {
+        "peer": peer_name, "policy": PEER_POLICY if peer_name else None,
+        "requests": load.requests, "clients": load.clients, "rounds": rounds,
+        "tokenizer": model.name if model_path else None,
+        "load_average": [before[0], os.getloadavg()[0]],
+        "chars": rows, "counted": {name: counted[name] for name in COUNTED}, "gateway_rss_bytes": rss, "tokenise": figures,
+    }  # fmt: skip
 
 
 @dataclass(slots=True)
-class _Proxy:
-    port: int
-    process: psutil.Process
+class _Run:
+    """What one target has shown, a value a round."""
 
-    def cpu_seconds(self) -> float:
-        times = self.process.cpu_times()
-        return float(times.user + times.system)
-
-
-def _compare(
-    ours: _Proxy, theirs: _Proxy | None, load: Load, rounds: int, *, stream: bool
-) -> dict[str, Any]:
-    runs: dict[str, list[Measured]] = {"ours": [], "theirs": []}
-    for _ in range(rounds):
-        runs["ours"].append(uvloop.run(_measure(ours, load, stream=stream)))
-        if theirs is not None:
-            runs["theirs"].append(uvloop.run(_measure(theirs, load, stream=stream)))
-    mine = _median(runs["ours"])
-    peer = _median(runs["theirs"]) if theirs is not None else None
-    return {
-        "cpu_ms": mine.cpu_ms,
-        "ttft_p50_ms": mine.ttft_p50_ms,
-        "ttft_p99_ms": mine.ttft_p99_ms,
-        "peer_cpu_ms": None if peer is None else peer.cpu_ms,
-        "cpu_over_peer": None if peer is None else mine.cpu_ms / peer.cpu_ms,
-        "ttft_p50_over_peer": None if peer is None else mine.ttft_p50_ms / peer.ttft_p50_ms,
-        "ttft_p99_over_peer": None if peer is None else mine.ttft_p99_ms / peer.ttft_p99_ms,
-    }
+    cpu_ms: list[float] = field(default_factory=list)
+    per_second: list[float] = field(default_factory=list)
+    p50_ms: list[float] = field(default_factory=list)
+    p99_ms: list[float] = field(default_factory=list)
 
 
-def _median(runs: list[Measured]) -> Measured:
-    return Measured(
-        statistics.median(run.cpu_ms for run in runs),
-        statistics.median(run.ttft_p50_ms for run in runs),
-        statistics.median(run.ttft_p99_ms for run in runs),
+class _Bench:
+    """Everything of one run of the bench."""
+
+    def __init__(
+        self, load: Load, ports: Ports, targets: dict[str, Proxy | None],
+        tokenizer: PromptTokenizer,
+    ) -> None:  # fmt: skip
+        self._load = load
+        self._ports = ports
+        self._targets = targets
+        self._tokenizer = tokenizer
+        self._seeds = count(1)
+
+    def compare(self, kind: Kind, rounds: int) -> dict[str, Any]:
+        """One row: a warm-up, then the rounds, in each all targets one after the other."""
+        load = self._load
+        runs = {name: _Run() for name in self._targets}
+        for name, proxy in self._targets.items():
+            if proxy is not None:
+                self._as_fast(name, kind, max(load.clients, load.requests // 4))
+        for _ in range(rounds):
+            for name, proxy in self._targets.items():
+                if proxy is not None:
+                    self._measure_cpu(name, proxy, kind, runs[name])
+        rate = load.rate
+        if rate is None:
+            proxies = [runs[name] for name, proxy in self._targets.items() if proxy is not None]
+            rate = load.rate_share * min(statistics.median(run.per_second) for run in proxies)
+        for _ in range(rounds):
+            for name in self._targets:
+                self._measure_times(name, kind, runs[name], rate)
+        asked = list(prompts(kind, load.requests, next(self._seeds)))
+        tokenise_ms = spent_seconds(self._tokenizer, asked) / len(asked) * 1000
+        return {"rate_per_second": rate, **_row(runs, tokenise_ms)}
+
+    def _measure_cpu(self, name: str, proxy: Proxy, kind: Kind, run: _Run) -> None:
+        before = proxy.cpu_seconds()
+        timed = self._as_fast(name, kind, self._load.requests)
+        num_requests = len(timed.first_bytes)
+        run.cpu_ms.append((proxy.cpu_seconds() - before) / num_requests * 1000)
+        run.per_second.append(num_requests / timed.seconds)
+
+    def _measure_times(self, name: str, kind: Kind, run: _Run, rate: float) -> None:
+        bodies = self._bodies(kind, self._load.requests)
+        seed = self._load.requests  # the same arrivals for all
+        timed = uvloop.run(at_rate(self._ports_of(name), bodies, rate, seed))
+        run.p50_ms.append(timed.ms(0.5))
+        run.p99_ms.append(timed.ms(0.99))
+
+    def _as_fast(self, name: str, kind: Kind, requests: int) -> Timed:
+        bodies, clients = self._bodies(kind, requests), self._load.clients
+        timed: Timed = uvloop.run(as_fast_as_it_goes(self._ports_of(name), bodies, clients))
+        return timed
+
+    def _bodies(self, kind: Kind, requests: int) -> list[bytes]:
+        return [body_of(kind, prompt) for prompt in prompts(kind, requests, next(self._seeds))]
+
+    def _ports_of(self, name: str) -> tuple[int, ...]:
+        proxy = self._targets[name]
+        return (self._ports.prefill, self._ports.decode) if proxy is None else (proxy.port,)
+
+
+# --- figures ---
+
+
+def _row(runs: dict[str, _Run], tokenise_ms: float) -> dict[str, Any]:
+    """Medians. `added_...`: through the proxy less straight to both legs, at the same rate;
+    `ttft_...`: as clients see it."""
+    ours, direct, theirs = runs["ours"], runs["direct"], runs.get("peer")
+    row: dict[str, Any] = {"cpu_ms": statistics.median(ours.cpu_ms), "tokenise_ms": tokenise_ms}
+    quotient = _quotient_with(theirs)
+    row["cpu_over_peer"] = quotient(lambda run: statistics.median(run.cpu_ms), row["cpu_ms"])
+    row["cpu_over_peer_without_tokenising"] = quotient(
+        lambda run: statistics.median(run.cpu_ms), row["cpu_ms"] - tokenise_ms
     )
+    row["peer_cpu_ms"] = None if theirs is None else statistics.median(theirs.cpu_ms)
+    for name, times in (("p50", _p50), ("p99", _p99)):
+        base = times(direct)
+        mine, added = times(ours), times(ours) - base
+        row |= {
+            f"ttft_{name}_ms": mine, f"direct_{name}_ms": base, f"added_{name}_ms": added,
+            f"peer_ttft_{name}_ms": None if theirs is None else times(theirs),
+            f"peer_added_{name}_ms": None if theirs is None else times(theirs) - base,
+            f"ttft_{name}_over_peer": quotient(times, mine),
+            f"added_{name}_over_peer": quotient(lambda run: times(run) - base, added),  # noqa: B023 - called at once
+        }  # fmt: skip
+    return row
 
 
-async def _measure(proxy: _Proxy, load: Load, *, stream: bool) -> Measured:
-    body = {"model": "bench", "prompt": PROMPT, "max_tokens": 32, "stream": stream}
-    payload = json.dumps(body).encode()
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nhost: 127.0.0.1:{proxy.port}\r\n"
-        f"content-type: application/json\r\ncontent-length: {len(payload)}\r\n\r\n"
-    )
-    request = head.encode() + payload
-    await _send_all(proxy.port, request, load.warm_up, load.clients)
-    before = proxy.cpu_seconds()
-    times = sorted(await _send_all(proxy.port, request, load.requests, load.clients))
-    cpu = proxy.cpu_seconds() - before
-    return Measured(
-        cpu / len(times) * 1000,
-        times[len(times) // 2] * 1000,
-        times[int(len(times) * 0.99)] * 1000,
-    )
+def _p50(run: _Run) -> float:
+    return statistics.median(run.p50_ms)
 
 
-async def _send_all(port: int, request: bytes, requests: int, clients: int) -> list[float]:
-    """Seconds to the first body byte of each request."""
-    share = max(1, requests // clients)
-    done = await asyncio.gather(*(_client(port, request, share) for _ in range(clients)))
-    return [seconds for times in done for seconds in times]
+def _p99(run: _Run) -> float:
+    return statistics.median(run.p99_ms)
 
 
-async def _client(port: int, request: bytes, count: int) -> list[float]:
-    reader, writer = await asyncio.open_connection("127.0.0.1", port)
-    times = []
-    try:
-        for _ in range(count):
-            start = time.perf_counter()
-            writer.write(request)
-            async with asyncio.timeout(START_SECONDS):
-                times.append(await _read_answer(reader) - start)
-    finally:
-        writer.close()
-    return times
+def _quotient_with(theirs: _Run | None) -> Callable[[Callable[[_Run], float], float], float | None]:
+    def quotient(read: Callable[[_Run], float], mine: float) -> float | None:
+        if theirs is None:
+            return None
+        other = read(theirs)
+        return mine / other if other > 0 else None
 
-
-async def _read_answer(reader: asyncio.StreamReader) -> float:
-    """Reads one answer; when its first body byte was there."""
-    head = (await reader.readuntil(b"\r\n\r\n")).lower()
-    if not head.startswith(b"http/1.1 200"):
-        raise PeriluneError(f"the proxy answered {head[:200]!r}")
-    if b"content-length:" in head:
-        length = int(head.split(b"content-length:")[1].split(b"\r\n")[0])
-        await reader.readexactly(length)
-        return time.perf_counter()
-    line = await reader.readuntil(b"\r\n")
-    first_at = time.perf_counter()
-    while line != b"0\r\n":
-        await reader.readexactly(int(line, 16) + 2)
-        line = await reader.readuntil(b"\r\n")
-    await reader.readuntil(b"\r\n")
-    return first_at
-
-
-# --- processes ---
-
-
-@contextmanager
-def _process(command: list[str], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(command, cwd=ROOT, **options)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        if process.stdout is not None:
-            process.stdout.close()
-
-
-@contextmanager
-def _upstream() -> Iterator[tuple[int, int]]:
-    command = [sys.executable, "-m", "controlplane.bench.upstream"]
-    with _process(command, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        line = process.stdout.readline()
-        if not line:
-            raise PeriluneError("the bench's workers did not start")
-        prefill, decode = json.loads(line)
-        yield prefill, decode
-
-
-@contextmanager
-def _gateway(folder: Path, prefill: int, decode: int) -> Iterator[_Proxy]:
-    workers = [
-        {"id": name, "node_id": "n1", "role": role, "model": "bench", "state": "ready",
-         "url": f"http://127.0.0.1:{port}", "max_concurrent_requests": 256}
-        for name, role, port in (("p1", "prefill", prefill), ("d1", "decode", decode))
-    ]  # fmt: skip
-    view = folder / "view.json"
-    spec = {"max_concurrent_per_decode": 256}
-    policy = {"kind": "scheduling", "scope": "default", "revision": 1, "spec": spec}
-    view.write_text(json.dumps({"workers": workers, "policies": [policy]}))
-    port = free_port()
-    command = [sys.executable, "-m", "controlplane.gateway", "--port", str(port),
-               "--static", str(view), "--log-level", "warning"]  # fmt: skip
-    with _process(command) as process:
-        wait_port(port, process, START_SECONDS)
-        yield _Proxy(port, psutil.Process(process.pid))
-
-
-@contextmanager
-def _peer(prefill: int, decode: int) -> Iterator[_Proxy]:
-    if not PEER_PROGRAM.exists():
-        raise NoPeerError(f"vllm-router is not installed ({PEER_PROGRAM}); run `make peers`")
-    port = free_port()
-    command = [
-        str(PEER_PROGRAM), "--host", "127.0.0.1", "--port", str(port), "--policy", "round_robin",
-        "--vllm-pd-disaggregation", "--prefill", f"http://127.0.0.1:{prefill}",
-        "--decode", f"http://127.0.0.1:{decode}", "--log-level", "warning",
-        "--prometheus-port", str(free_port()),
-    ]  # fmt: skip
-    with _process(command, stdout=subprocess.DEVNULL) as process:
-        wait_port(port, process, START_SECONDS)
-        yield _Proxy(port, psutil.Process(process.pid))
+    return quotient

@@ -3,6 +3,7 @@
 import socket
 import subprocess
 import time
+from pathlib import Path
 
 from workers.core.errors import PeriluneError
 
@@ -20,6 +21,17 @@ def wait_port(port: int, process: subprocess.Popen[bytes], seconds: float) -> No
         else:
             return
     raise PeriluneError(f"{process.args!r} did not listen within {seconds:g} s")
+
+
+def wait_socket(path: Path, process: subprocess.Popen[bytes], seconds: float) -> None:
+    """The same for a Unix socket."""
+    deadline = time.monotonic() + seconds
+    while not path.exists():
+        if process.poll() is not None:
+            raise PeriluneError(f"{process.args!r} ended with {process.returncode}")
+        if time.monotonic() > deadline:
+            raise PeriluneError(f"{process.args!r} did not listen within {seconds:g} s")
+        time.sleep(0.05)
 
 
 def free_port() -> int:

@@ -3,6 +3,7 @@
 import random
 import statistics
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -10,7 +11,7 @@ from controlplane.gateway.bodies import ClientBody
 from controlplane.gateway.prompts import PromptTokenizer
 
 SIZES: Final = (2_000, 20_000)
-_TEXT: Final = (
+TEXT: Final = (
     "the harbour master wrote down every ship that came in, its cargo, and the captain's name"
     " when fog lay over the bay\nbell rung twice 1847 boats waited outside until light could be"
     " seen; winter brought timber from north oranges wine south"
@@ -28,9 +29,9 @@ def tokenise_figures(model_path: str, repeats: int = 30) -> dict[str, dict[str, 
     for size in SIZES:
         fresh, known = [], []
         for _ in range(repeats):
-            text = _text(chance, size)
-            fresh.append(_seconds(tokenizer, text + _text(chance, 200)))
-            known.append(_seconds(tokenizer, text + _text(chance, 200)))
+            text = random_text(chance, size)
+            fresh.append(_seconds(tokenizer, text + random_text(chance, 200)))
+            known.append(_seconds(tokenizer, text + random_text(chance, 200)))
         figures[str(size)] = {
             "fresh_ms": statistics.median(fresh) * 1000,
             "known_ms": statistics.median(known) * 1000,
@@ -38,8 +39,9 @@ def tokenise_figures(model_path: str, repeats: int = 30) -> dict[str, dict[str, 
     return figures
 
 
-def _text(chance: random.Random, size: int) -> str:
-    vocabulary = _TEXT.split(" ")
+def random_text(chance: random.Random, size: int) -> str:
+    """Words in no order, of `size` characters or a few more."""
+    vocabulary = TEXT.split(" ")
     words = []
     while size > 0:
         word = chance.choice(vocabulary)
@@ -48,12 +50,25 @@ def _text(chance: random.Random, size: int) -> str:
     return " ".join(words)
 
 
+def spent_seconds(tokenizer: PromptTokenizer, prompts: Sequence[str]) -> float:
+    """CPU seconds for the ids of these /v1/completions prompts, one after the other."""
+    bodies = [ClientBody(b"", {"prompt": prompt}, chat=False) for prompt in prompts]
+    start = time.process_time()
+    for body in bodies:
+        _tokens(tokenizer, body)
+    return time.process_time() - start
+
+
 def _seconds(tokenizer: PromptTokenizer, text: str) -> float:
     body = ClientBody(b"", {"messages": [{"role": "user", "content": text}]}, chat=True)
     start = time.perf_counter()
+    _tokens(tokenizer, body)
+    return time.perf_counter() - start
+
+
+def _tokens(tokenizer: PromptTokenizer, body: ClientBody) -> None:
     prepared = tokenizer.prepare(body)
     assert prepared is not None
     missing = tokenizer.missing(prepared)
     tokenizer.learn(missing, tokenizer.encode_pieces(missing))
     tokenizer.finish(prepared)
-    return time.perf_counter() - start

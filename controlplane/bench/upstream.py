@@ -1,12 +1,15 @@
-"""The workers of the gateway bench: canned answers, as cheap as they can be.
+"""What the gateway bench's proxies talk to: canned workers and a canned control plane, as cheap as
+they can be.
 
-Run as a process: prints its two ports (prefill, decode) as JSON and serves until it is ended.
+Run as a process with the path of a ClusterView: prints its three ports (prefill, decode, control
+plane) as JSON and serves until it is ended. The view is read when a gateway first asks for it.
 """
 
 import asyncio
 import json
 import sys
-from functools import partial
+from collections.abc import Callable
+from pathlib import Path
 from typing import cast
 
 import uvloop
@@ -15,6 +18,8 @@ from workers.process import die_with_parent
 
 NUM_CHUNKS = 33
 CHUNK_SECONDS = 0.002
+POLL_SECONDS = 20.0
+"""After so long a gateway's poll for a newer view is told that there is none."""
 _PREFILL = json.dumps({
     "id": "cmpl-p", "object": "text_completion", "created": 1, "model": "bench",
     "choices": [{"index": 0, "text": " a", "logprobs": None, "finish_reason": "length"}],
@@ -33,73 +38,106 @@ _EVENT = b"data: " + json.dumps({
 _CHUNK = b"%x\r\n%b\r\n" % (len(_EVENT), _EVENT)
 _DONE = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 _JSON = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+_UNCHANGED = b"HTTP/1.1 304 Not Modified\r\ncontent-length: 0\r\n\r\n"
 _STREAM = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
     b"transfer-encoding: chunked\r\n\r\n"
 )
 
 
-class CannedWorker(asyncio.Protocol):
-    """Answers each request by what its body asks for; no real parsing."""
+class Canned(asyncio.Protocol):
+    """Answers each request by what its head and body ask for; no real parsing."""
 
-    def __init__(self, *, prefill: bool) -> None:
-        self._prefill = prefill
-        self._buffer = b""
-        self._transport: asyncio.Transport | None = None
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self.transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
+        self.transport = cast("asyncio.Transport", transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
+        self.transport = None
 
     def data_received(self, data: bytes) -> None:
         self._buffer += data
         while (request := self._take()) is not None:
-            self._answer(*request)
+            if self.transport is not None:
+                self.answer(*request)
 
     def _take(self) -> tuple[bytes, bytes] | None:
-        head, separator, rest = self._buffer.partition(b"\r\n\r\n")
-        if not separator:
+        place = self._buffer.find(b"\r\n\r\n")
+        if place < 0:
             return None
-        length = 0
+        head, start, length = bytes(self._buffer[:place]), place + 4, 0
         for line in head.lower().split(b"\r\n"):
             if line.startswith(b"content-length:"):
                 length = int(line[15:])
-        if len(rest) < length:
+        if len(self._buffer) < start + length:
             return None
-        self._buffer = rest[length:]
-        return head, rest[:length]
+        body = bytes(self._buffer[start : start + length])
+        del self._buffer[: start + length]
+        return head, body
 
-    def _answer(self, head: bytes, body: bytes) -> None:
-        if self._transport is None:
-            return
+    def answer(self, head: bytes, body: bytes) -> None:
+        raise NotImplementedError
+
+    def write(self, data: bytes) -> None:
+        if self.transport is not None:
+            self.transport.write(data)
+
+
+class CannedWorker(Canned):
+    """A prefill or decode engine."""
+
+    prefill = False
+
+    def answer(self, head: bytes, body: bytes) -> None:
         if head.startswith(b"GET"):  # health checks and model lists of routers
             models = b'{"object":"list","data":[{"id":"bench","object":"model"}]}'
-            self._transport.write(_JSON % (len(models), models))
-        elif self._prefill:
-            self._transport.write(_JSON % (len(_PREFILL), _PREFILL))
-        elif b'"stream":true' in body.replace(b" ", b""):
-            self._transport.write(_STREAM)
+            self.write(_JSON % (len(models), models))
+        elif self.prefill:
+            self.write(_JSON % (len(_PREFILL), _PREFILL))
+        elif b'"stream":true' in body or b'"stream": true' in body:
+            self.write(_STREAM)
             self._next_chunk(0)
         else:
-            self._transport.write(_JSON % (len(_PLAIN), _PLAIN))
+            self.write(_JSON % (len(_PLAIN), _PLAIN))
 
     def _next_chunk(self, i: int) -> None:
-        if self._transport is None:
+        if self.transport is None:
             return
         if i == NUM_CHUNKS - 1:
-            self._transport.write(_DONE)
+            self.transport.write(_DONE)
             return
-        self._transport.write(_CHUNK)
+        self.transport.write(_CHUNK)
         asyncio.get_running_loop().call_later(CHUNK_SECONDS, self._next_chunk, i + 1)
 
 
-async def _serve() -> None:
+class CannedPrefill(CannedWorker):
+    """Answers leg 1."""
+
+    prefill = True
+
+
+class CannedControlPlane(Canned):
+    """Gives the view, takes reports and forgets them."""
+
+    view = Path()
+
+    def answer(self, head: bytes, body: bytes) -> None:
+        if head.startswith(b"GET") and b"after=" in head:
+            asyncio.get_running_loop().call_later(POLL_SECONDS, self.write, _UNCHANGED)
+            return
+        text = self.view.read_bytes() if head.startswith(b"GET") else b"{}"
+        self.write(_JSON % (len(text), text))
+
+
+async def _serve(view: Path) -> None:
     loop = asyncio.get_running_loop()
+    CannedControlPlane.view = view
+    kinds: tuple[Callable[[], Canned], ...] = (CannedPrefill, CannedWorker, CannedControlPlane)
     ports = []
-    for prefill in (True, False):
-        make = partial(CannedWorker, prefill=prefill)
+    for make in kinds:
         server = await loop.create_server(make, "127.0.0.1", 0)
         ports.append(server.sockets[0].getsockname()[1])
     sys.stdout.write(json.dumps(ports) + "\n")
@@ -109,4 +147,4 @@ async def _serve() -> None:
 
 if __name__ == "__main__":
     die_with_parent()
-    uvloop.run(_serve())
+    uvloop.run(_serve(Path(sys.argv[1])))
