@@ -40,6 +40,7 @@ class Place:
     is_stream: bool
     last_piece_at: float | None  # of a stream that has begun
     client_stalls: bool  # it does not read what it is sent
+    is_decoding: bool = False  # a decode leg is in flight
     waits_for_slot: bool = False  # else, without a slot, for its turn at a prefill worker
 
 
@@ -68,6 +69,8 @@ def judge(place: Place, bounds: Bounds) -> Wait | None:
         case State.PREFILLING:
             worker = place.prefill_worker
             what = f"the prefill leg on worker {worker}"
+            if place.is_decoding:
+                what += f", for which the decode leg waits on worker {place.slot_worker}"
             since, bound = place.prefill_sent_at, bounds.prefilling
             return Wait(place.state, what, since, bound, "prefill", worker)
         case State.HANDING_OVER:

@@ -14,6 +14,7 @@ import structlog
 from controlplane.core.admission import AdmissionRules, Slo, Standing
 from controlplane.core.expected import ExpectedBlocks
 from controlplane.core.fitting import Average
+from controlplane.core.handshake import nothing_pairs
 from controlplane.core.health import DataPathHealth
 from controlplane.core.normalisation import Rule
 from controlplane.core.pairing import DecodeSlots, Granted, SlotLimit
@@ -157,6 +158,8 @@ class Cluster:
         self._bad_url = ""  # said last
         self._orphans = Orphans()
         self.modes: dict[str, str] = {}  # model -> how its requests run
+        self.mixed: set[str] = set()  # models whose workers have several handshakes
+        self.unpaired: dict[str, str] = {}  # models none of whose workers fit, and why
         self.on_view: list[Callable[[View], None]] = []
 
     # --- views ---
@@ -179,6 +182,7 @@ class Cluster:
         self._policies = {model: _policies_of(model, view.policies) for model in self.models}
         self._apply_limits()
         self._apply_modes()
+        self._apply_handshakes()
         for callback in self.on_view:
             callback(view)
 
@@ -219,6 +223,26 @@ class Cluster:
         for model in modes.keys() - {m for m in modes if self.modes.get(m) == modes[m]}:
             log.info("serving_mode", model=model, mode=modes[model])
         self.modes = modes
+
+    def _apply_handshakes(self) -> None:
+        """Whatever their states: a worker that comes back must not change what is said."""
+        names: dict[str, set[str]] = {}
+        for row in self.view.workers:
+            names.setdefault(row.model, set()).add(row.handshake)
+        self.mixed = {model for model, used in names.items() if len(used) > 1}
+        unpaired = {model: why for model in self.mixed if (why := self._why_unpaired(model))}
+        for model in unpaired.keys() - self.unpaired.keys():
+            log.error("handshakes_do_not_pair", model=model, why=unpaired[model])
+        self.unpaired = unpaired
+
+    def _why_unpaired(self, model: str) -> str:
+        rows = [row for row in self.view.workers if row.model == model]
+        if any(row.role == "both" for row in rows):
+            return ""  # that one serves alone
+        prefill, decode = (
+            [row.handshake for row in rows if row.role == role] for role in ("prefill", "decode")
+        )
+        return nothing_pairs(prefill, decode)
 
     def _apply_limits(self) -> None:
         for state in self.workers.values():

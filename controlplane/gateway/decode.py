@@ -4,9 +4,10 @@ import asyncio
 from time import monotonic
 from typing import Any
 
+from controlplane.core.handshake import at_once, pairs
 from controlplane.core.handshake import decode_params as foreign_params
 from controlplane.core.lifecycle import DecodeRetried, DecodeStarted, SlotTaken
-from controlplane.core.routing import order_decode
+from controlplane.core.routing import DecodeOption, order_decode
 from controlplane.gateway.admission import Forecast
 from controlplane.gateway.answers import CancelledByOperatorError, error_event
 from controlplane.gateway.bodies import KvParams, decode_leg, ours
@@ -39,24 +40,39 @@ async def decode(run: Running, prefilled: PrefillReply) -> None:
     """Answers the client. Raises `AnswerError` when no decode worker could, `ClientFault`."""
     num_blocks = _blocks(run, prefilled)
     tried: set[str] = set()
-    worker = run.context.cluster.workers.get(run.life.slot_worker)
-    if worker is None or not run.may_send(worker):
-        _move(run, {run.life.slot_worker})  # else the one that it was given is tried all the same
+    leave_unfit(run)
     while True:
         name = run.life.slot_worker
-        staged, run.staged = run.staged, None  # an engine that has the leg frees it, come what may
+        staged = run.staged
+        if staged is not None and _takes_over(run, name):
+            run.staged = None  # an engine that has the leg frees it, come what may
         try:
             await _try(run, name, num_blocks, prefilled)
         except LegError as error:
             if error.unreachable:
                 run.staged = staged
-            tried.add(name)
-            run.leg_failed("decode", name, error)
-            if len(tried) > run.context.settings.limits.max_retries or not _move(run, tried):
-                raise unreachable_answer("decode", name, run.asked, error) from error
-            run.context.stats.retries_decode += 1
+            try_elsewhere(run, error, tried)
         else:
             return
+
+
+def leave_unfit(run: Running) -> None:
+    """Where the worker whose slot is held takes nothing now: to another, if one is free; else it is
+    tried all the same."""
+    worker = run.context.cluster.workers.get(run.life.slot_worker)
+    if worker is None or not run.may_send(worker):
+        _move(run, {run.life.slot_worker})
+
+
+def try_elsewhere(run: Running, error: LegError, tried: set[str]) -> None:
+    """Leg 2 failed where its slot is held: count that, and take another worker's slot. Raises
+    `AnswerError` where there is none, or enough have been `tried`."""
+    name = run.life.slot_worker
+    tried.add(name)
+    run.leg_failed("decode", name, error)
+    if len(tried) > run.context.settings.limits.max_retries or not _move(run, tried):
+        raise unreachable_answer("decode", name, run.asked, error) from error
+    run.context.stats.retries_decode += 1
 
 
 def _blocks(run: Running, prefilled: PrefillReply) -> int:
@@ -75,6 +91,8 @@ def _move(run: Running, tried: set[str]) -> bool:
     """Take a slot of another decode worker, if one is free."""
     options = run.context.scheduler.decode_options(run.asked.model, monotonic())
     free = order_decode([option for option in options if option.worker_id not in tried])
+    if run.context.cluster.mixed:
+        free = _fitting(run, free) or free  # else it computes the prompt
     if not free:
         return False
     worker_id = free[0].worker_id
@@ -86,37 +104,65 @@ def _move(run: Running, tried: set[str]) -> bool:
     return True
 
 
+def _fitting(run: Running, options: list[DecodeOption]) -> list[DecodeOption]:
+    """Those that can take what leg 1 has handed over."""
+    workers = run.context.cluster.workers
+    prefill = workers.get(run.decision.prefill_worker)
+    if prefill is None:
+        return options
+    first = prefill.row.handshake
+    return [one for one in options if pairs(first, workers[one.worker_id].row.handshake)]
+
+
+def _takes_over(run: Running, worker_id: str) -> bool:
+    workers = run.context.cluster.workers
+    prefill, decode = workers.get(run.decision.prefill_worker), workers.get(worker_id)
+    if prefill is None or decode is None:
+        return True
+    return pairs(prefill.row.handshake, decode.row.handshake)
+
+
 async def _try(run: Running, worker_id: str, num_blocks: int, prefilled: PrefillReply) -> None:
+    worker = taker(run, worker_id)
     asked, context = run.asked, run.context
-    cluster = context.cluster
-    worker = cluster.workers.get(worker_id)
+    head, body = begin(run, worker, _params(run, worker, num_blocks, prefilled))
+    path = asked.request.path
+    if asked.body.stream:
+        reply, first = await context.sender.decode_stream(worker, path, head, body)
+        await relay_stream(run, worker, reply, first, _details(run, prefilled))
+    else:
+        seconds = context.settings.timeouts.whole_reply
+        reply, answer = await context.sender.exchange(worker, path, head, body, seconds)
+        check_answer(answer)
+        answer_whole(run, worker, reply, answer, _details(run, prefilled))
+
+
+def taker(run: Running, worker_id: str) -> WorkerState:
+    """The worker of leg 2, as it is now. Raises `LegError`."""
+    worker = run.context.cluster.workers.get(worker_id)
     if worker is None:
         raise LegError("has left the cluster", 503, unreachable=True)
-    row = worker.row
-    if row.model != asked.model:
-        raise LegError(f"serves model {row.model} now", 503, unreachable=False)
-    body = decode_leg(asked.body, _params(run, worker, num_blocks, prefilled), asked.salt)
+    if worker.row.model != run.asked.model:
+        raise LegError(f"serves model {worker.row.model} now", 503, unreachable=False)
+    return worker
+
+
+def begin(run: Running, worker: WorkerState, kv: KvParams | None) -> tuple[bytes, bytes]:
+    """Leg 2 goes out: its head and body."""
+    asked, context, row = run.asked, run.context, worker.row
+    body = decode_leg(asked.body, kv, asked.salt)
     head = leg_head(asked.request_id, "d", asked.request.headers)
     run.step(_DECODE_STARTED)
     if row.engine == "emulated":
         run.decision.emulated = True
     context.stats.worker(row.id).requests += 1
     now = run.outcome.decode_sent_at = monotonic()
-    if not cluster.health.is_sound:
-        cluster.health.started(row.id, now)
+    if not context.cluster.health.is_sound:
+        context.cluster.health.started(row.id, now)
     if run.record is not None and context.agents.follows(row.node_id):
         run.record.expected.add("decode")
         run.record.has_agent = True
-    path = asked.request.path
-    if asked.body.stream:
-        await _stream(run, worker, path, head, body, prefilled)
-    else:
-        seconds = context.settings.timeouts.whole_reply
-        reply, answer = await context.sender.exchange(worker, path, head, body, seconds)
-        check_answer(answer)
-        if not cluster.health.is_sound:
-            cluster.health.served(row.id)
-        _answer_whole(run, worker, reply, answer, prefilled)
+    return head, body
 
 
 def _params(
@@ -125,9 +171,10 @@ def _params(
     """With the prefill worker's node, where decode runs on another one."""
     cluster, holder = run.context.cluster, None
     if worker.row.handshake != "perilune":
-        bootstrap = run.context.bootstraps.get(run.decision.prefill_worker)
-        name, transfer_id = worker.row.handshake, run.asked.request_id
-        return foreign_params(name, transfer_id, prefilled.params, bootstrap)
+        name = worker.row.handshake
+        if at_once(name):
+            return None  # leg 1 is over: nobody would meet it
+        return foreign_params(name, run.asked.request_id, prefilled.params, None)
     prefill = cluster.workers.get(run.decision.prefill_worker)
     if prefill is not None and prefill.row.node_id != worker.row.node_id:
         holder = cluster.paths.holders.get(prefill.row.node_id)
@@ -145,15 +192,22 @@ def _details(run: Running, prefilled: PrefillReply) -> dict[str, Any] | None:
 # --- a whole answer ---
 
 
-def _answer_whole(
-    run: Running, worker: WorkerState, reply: Reply, body: bytes, prefilled: PrefillReply
+def answer_whole(
+    run: Running,
+    worker: WorkerState,
+    reply: Reply,
+    body: bytes,
+    details: dict[str, Any] | None,
 ) -> None:
+    """The client's answer, and its end. `details`: of the prompt's tokens, as leg 1 said."""
+    if not run.context.cluster.health.is_sound:
+        run.context.cluster.health.served(worker.row.id)
     decision, asked, headers = run.decision, run.asked, reply.headers
     encoding = headers.get(b"content-encoding")
     if encoding is not None and not is_undone(encoding):  # nobody here can read it
         decision.status = "finished_stop"
     else:
-        body = read_reply(decision, body, _details(run, prefilled))
+        body = read_reply(decision, body, details)
     kind = headers.get(b"content-type", b"application/json")
     ours = asked.client_headers(passed_headers(reply))
     asked.request.connection.respond(200, body, kind, ours)
@@ -165,20 +219,19 @@ def _answer_whole(
 # --- a stream ---
 
 
-async def _stream(
+async def relay_stream(
     run: Running,
     worker: WorkerState,
-    path: bytes,
-    head: bytes,
-    body: bytes,
-    prefilled: PrefillReply,
+    reply: Reply,
+    first: bytes,
+    details: dict[str, Any] | None,
 ) -> None:
-    reply, first = await run.context.sender.decode_stream(worker, path, head, body)
+    """From leg 2's first piece to its end, however that comes."""
     asked, client = run.asked, run.asked.request.connection
     run.context.cluster.health.served(worker.row.id)
     kind = reply.headers.get(b"content-type", b"text/event-stream; charset=utf-8")
     start = client.start(200, kind, asked.client_headers(passed_headers(reply)))
-    relay = client.relay = Relay(client, reply, start, _details(run, prefilled))
+    relay = client.relay = Relay(client, reply, start, details)
     relay.has_done_mark = not asked.body.passed
     take = relay.sink_of(reply.headers.get(b"content-encoding", b""))
     splice = relay.splice if client.takes_chunks and take == relay.take else None
@@ -210,7 +263,7 @@ def _streamed(run: Running, worker: WorkerState, relay: Relay) -> None:
     gaps = relay.ordered_gaps()
     read_stream(decision, outcome, relay, gaps, run.context.stats)
     times = worker.decode_times
-    times.observe_handover(relay.first_at - outcome.decode_sent_at)
+    times.observe_handover(relay.first_at - outcome.handover_at)
     times.observe_service(monotonic() - outcome.slot_at)
     if len(gaps) >= MIN_GAPS:
         take_decode(run, worker, sum(gaps) / len(gaps))

@@ -20,6 +20,11 @@ class Outcome:
     first_byte_at: float = 0.0
     decode_side: bool = False
 
+    @property
+    def handover_at(self) -> float:
+        """When leg 2 had all it waits for: a leg that is sent early waits for the other one."""
+        return max(self.decode_sent_at, self.prefill_done_at)
+
     def phases(self, plan: Plan, service_seconds: float) -> list[Phase]:
         """Bars in order of time; those not reached are left out."""
         phases = [self._phase("admitted", self.received_at, self.planned_at)]
@@ -34,9 +39,11 @@ class Outcome:
             phase.predicted_seconds = first.prefill_seconds if first is not None else None
             phases.append(phase)
         if self.decode_sent_at:
-            phase = self._phase("handover", self.decode_sent_at, self.first_byte_at)
+            phase = self._phase("handover", self.handover_at, self.first_byte_at)
             phase.predicted_seconds = plan.predicted_handover_seconds
             phase.note = "with the first decode step"
+            if self.decode_sent_at < self.prefill_done_at:
+                phase.note = "the decode leg went out with the prefill leg"
             if self.decode_side:
                 phase.note = "prefill on the decode worker, with the first decode step"
             phases.append(phase)

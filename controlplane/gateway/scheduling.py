@@ -1,7 +1,7 @@
 """From a request to a plan: prefixes, prices, admission. The rules are in controlplane.core."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from random import Random
@@ -11,6 +11,7 @@ import msgspec
 
 from controlplane.core.admission import ADMITTED, Admission, Predicted, Standing
 from controlplane.core.fairness import QueuedLeg
+from controlplane.core.handshake import pairs
 from controlplane.core.placement import Algorithm, Placing, Rules, place, shared_tokens
 from controlplane.core.routing import (
     DecodeOption,
@@ -113,6 +114,8 @@ class Scheduler:
         shared = shared_tokens(held.tokens.values(), len(options)) if held.tokens else 0
         placing = Placing(num_tokens, next(self._turns), self._chance(), shared)
         ordered = place(rules, options, placing, source)
+        if cluster.mixed and model in cluster.mixed:
+            ordered, decode_workers = self._fitting(ordered, decode_workers)
         first = ordered[0] if ordered else None
         kv_tokens = num_tokens + cluster.expected_output(model, max_output_tokens)
         decode = [self._decode_option(state, first, kv_tokens) for state in decode_workers]
@@ -127,6 +130,21 @@ class Scheduler:
         self._predict(plan, num_tokens, model, now)
         return plan
 
+    def _fitting(
+        self, ordered: list[Priced], decode: list[WorkerState]
+    ) -> tuple[list[Priced], list[WorkerState]]:
+        """Of a model with several handshakes: the prefill workers that fit a decode worker, the
+        first one that fits one with a free slot in front, and the decode workers that fit it.
+        Where none fits now, decode computes prompts."""
+        slots, workers = self._cluster.slots, self._cluster.workers
+        free = [state for state in decode if slots.running(state.row.id) < state.decode_cap]
+        usable = [one for one in ordered if _fits(workers, one, decode)]
+        if not usable:
+            return [], decode
+        first = next((one for one in usable if _fits(workers, one, free)), usable[0])
+        usable.sort(key=lambda one: one is not first)
+        return usable, _fits(workers, first, decode)
+
     def _source(self, held: Held) -> Source | None:
         """The node that holds most, where blocks can be brought from it at all."""
         if not self._cluster.paths.costs or not held.tokens:
@@ -139,6 +157,8 @@ class Scheduler:
         """Anew, after a wait."""
         first = plan.prefill[0] if plan.prefill else None
         workers = self._cluster.serving(model, "decode", monotonic())
+        if first is not None and model in self._cluster.mixed:
+            workers = _fits(self._cluster.workers, first, workers) or workers
         tokens = max(plan.kv_tokens, num_tokens or 0)
         plan.decode = [self._decode_option(state, first, tokens) for state in workers]
         plan.free_decode = order_decode(plan.decode, tokens)
@@ -273,6 +293,14 @@ class Scheduler:
             return 0.0
         ahead = self._cluster.slots.waiting(model) + 1
         return ahead * (sum(services) / len(services)) / num_slots
+
+
+def _fits(
+    workers: Mapping[str, WorkerState], priced: Priced, decode: list[WorkerState]
+) -> list[WorkerState]:
+    """Those that may be leg 2 of a request whose leg 1 goes to `priced`."""
+    first = workers[priced.option.worker_id].row.handshake
+    return [state for state in decode if pairs(first, state.row.handshake)]
 
 
 def _observe(

@@ -9,6 +9,7 @@ from typing import Final
 
 import structlog
 
+from controlplane.core.handshake import owes_release
 from controlplane.gateway.asked import Asked
 from controlplane.gateway.bodies import KvParams, prefill_leg
 from controlplane.gateway.cluster import WorkerState
@@ -32,7 +33,8 @@ class StagedReleases:
 
     def release(self, worker: WorkerState | None, asked: Asked, params: KvParams) -> None:
         """Have a decode worker take what `params` name."""
-        if worker is None or len(self._tasks) >= AT_ONCE:
+        known = worker is not None and owes_release(worker.row.handshake)
+        if worker is None or not known or len(self._tasks) >= AT_ONCE:
             self._stats.staged_left += 1
             return
         body = prefill_leg(asked.body, params, asked.salt)  # one token, no stream

@@ -24,13 +24,17 @@ async def walk(context: Context, asked: Asked) -> None:
     try:
         if not run.plan.admission.admitted:
             raise _turned_down(run)
+        if context.cluster.unpaired:
+            _check_paired(run)
         if run.plan.held.keys and run.plan.prefill and not run.unsplit:
             expect(run, run.plan.prefill[0].option.node_id)
         offer = turns.enter(run)
         if offer is not Offer.GO:
             await turns.wait(run, offer)
         await _take_slot(run)
-        await decode(run, await prefill(run))
+        prefilled = await prefill(run)
+        if prefilled is not None:
+            await decode(run, prefilled)
     except AnswerError as error:
         run.fail(error)
         raise
@@ -74,6 +78,14 @@ def _turned_down(run: Running) -> AnswerError:
     error = AnswerError(429, message, code, retry_after=seconds)
     run.reject(error)
     return error
+
+
+def _check_paired(run: Running) -> None:
+    """One worker alone may still serve what is not split."""
+    why = run.context.cluster.unpaired.get(run.asked.model)
+    if why is not None and not run.unsplit:
+        message = f"no two workers of model {run.asked.model} fit: {why}"
+        raise AnswerError(503, message, "handshakes_do_not_pair", retry_after=30)
 
 
 async def _take_slot(run: Running) -> None:

@@ -137,6 +137,7 @@ def waits_for(run: Running) -> Wait | None:
         decode_sent_at=outcome.decode_sent_at,
         is_stream=run.asked.body.stream,
         last_piece_at=stream.reply.last_byte_at if stream is not None else None,
+        is_decoding=life.is_decoding,
         waits_for_slot=run.context.cluster.waits_for_slot(run.asked.request_id),
         client_stalls=run.asked.request.connection.write_paused_since is not None,
     )

@@ -32,6 +32,8 @@ class Fabric:
 
     staged: dict[str, dict[str, Any]] = field(default_factory=dict)
     meetings: dict[str, asyncio.Future[None]] = field(default_factory=dict)
+    arrivals: dict[str, asyncio.Event] = field(default_factory=dict)  # of leg 2, by transfer id
+    over: set[str] = field(default_factory=set)  # transfers whose leg 1 has ended
     taken: int = 0
     wrong: list[str] = field(default_factory=list)
     numbers: count[int] = field(default_factory=count)
@@ -41,9 +43,14 @@ class Fabric:
             self.meetings[transfer_id] = asyncio.get_running_loop().create_future()
         return self.meetings[transfer_id]
 
+    def arrival(self, transfer_id: str) -> asyncio.Event:
+        return self.arrivals.setdefault(transfer_id, asyncio.Event())
+
 
 class ForeignEngine:
-    """One worker. `bodies`: what it was sent; `gate` holds its prefills back while it is closed."""
+    """One worker. `bodies`: what it was sent; `gate` holds its answers back while it is closed,
+    `stream_gate` those of a stream after the first piece. With `is_strict` the legs of a request have
+    to be in flight at the same time."""
 
     def __init__(
         self, fabric: Fabric, role: Literal["prefill", "decode", "both"], handshake: str,
@@ -55,7 +62,13 @@ class ForeignEngine:
         self.reply_params: Any = "own"  # or what a broken one says instead
         self.gate = asyncio.Event()
         self.gate.set()
+        self.stream_gate = asyncio.Event()
+        self.stream_gate.set()
         self.fail_with = 0
+        self.cuts_stream = False  # after its first piece
+        self.is_strict = False
+        self.dies = False  # cuts the connection instead of an answer
+        self.running = 0
         self._server = Server(self._handle)
 
     async def start(self) -> ForeignEngine:
@@ -81,7 +94,19 @@ class ForeignEngine:
             return
         body = exchange.json()
         self.bodies.append(body)
+        self.running += 1
+        try:
+            await self._serve(exchange, body)
+        finally:
+            self.running -= 1
+
+    async def _serve(self, exchange: Exchange, body: dict[str, Any]) -> None:
+        if self.dies:
+            await self.gate.wait()
+            exchange.reset()
+            return
         if self.fail_with:
+            await self.gate.wait()
             exchange.send(self.fail_with, {"error": {"message": "as told", "code": self.fail_with}})
             return
         try:
@@ -96,7 +121,7 @@ class ForeignEngine:
     async def _prefill(self, exchange: Exchange, body: dict[str, Any]) -> None:
         expect("max_tokens of leg 1", body.get("max_tokens"), 1)
         expect("stream of leg 1", bool(body.get("stream")), False)
-        params = body.get("kv_transfer_params")
+        params: Any = body.get("kv_transfer_params")
         staged: dict[str, Any] | None = None
         if self.handshake == "nixl":
             expect("kv_transfer_params of leg 1", params, NIXL_ASK)
@@ -110,10 +135,11 @@ class ForeignEngine:
             }  # fmt: skip
             self.fabric.staged[staged["remote_request_id"]] = staged
         elif self.handshake == "mooncake":
-            wanted = {"do_remote_decode": True, "do_remote_prefill": False,
+            wanted: dict[str, Any] = {"do_remote_decode": True, "do_remote_prefill": False,
                       "transfer_id": (params or {}).get("transfer_id")}  # fmt: skip
             expect("kv_transfer_params of leg 1", params, wanted)
-            await self.gate.wait()
+            expect("min_tokens of leg 1", body.get("min_tokens"), 1)
+            await self._meet(wanted["transfer_id"])
             meeting = self.fabric.meeting(wanted["transfer_id"])
             if not meeting.done():
                 meeting.set_result(None)
@@ -122,10 +148,23 @@ class ForeignEngine:
         reply = staged if self.reply_params == "own" else self.reply_params
         exchange.send(200, {**_answer(body), "kv_transfer_params": reply})
 
+    async def _meet(self, transfer_id: str) -> None:
+        """Leg 1, until it may answer."""
+        try:
+            if self.is_strict:
+                try:
+                    async with asyncio.timeout(MEET_SECONDS):
+                        await self.fabric.arrival(transfer_id).wait()
+                except TimeoutError:
+                    raise WrongFieldError("leg 2 did not come while leg 1 was open") from None
+            await self.gate.wait()
+        finally:
+            self.fabric.over.add(transfer_id)
+
     async def _decode(self, exchange: Exchange, body: dict[str, Any]) -> None:
-        params = body.get("kv_transfer_params", "absent")
+        params: Any = body.get("kv_transfer_params", "absent")
         if self.handshake == "nixl" and params != "absent":
-            staged = self.fabric.staged.get((params or {}).get("remote_request_id"))
+            staged: Any = self.fabric.staged.get(str((params or {}).get("remote_request_id")))
             expect("kv_transfer_params of leg 2", params, staged)
             del self.fabric.staged[staged["remote_request_id"]]
             self.fabric.taken += 1
@@ -137,17 +176,25 @@ class ForeignEngine:
                 "remote_engine_id": params.get("remote_engine_id"),
             }  # fmt: skip
             expect("kv_transfer_params of leg 2", params, wanted)
+            if self.is_strict:
+                expect("leg 1 when leg 2 comes", transfer_id in self.fabric.over, False)
+            self.fabric.arrival(transfer_id).set()
             async with asyncio.timeout(MEET_SECONDS):
                 await self.fabric.meeting(transfer_id)
             self.fabric.taken += 1
         else:
             expect("kv_transfer_params of leg 2", params, "absent")
+        await self.gate.wait()
         if not body.get("stream"):
             exchange.send(200, _answer(body))
             return
         exchange.start()
         for number in range(3):
             await exchange.chunk(b'data: {"choices":[{"index":0,"text":"t%d"}]}\n\n' % number)
+            await self.stream_gate.wait()
+            if self.cuts_stream:
+                exchange.reset()
+                return
         await exchange.chunk(b"data: [DONE]\n\n")
         exchange.end()
 

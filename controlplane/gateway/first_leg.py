@@ -1,0 +1,108 @@
+"""Leg 1 on one worker: what it is told, what is counted, what its answer teaches."""
+
+from time import monotonic
+from typing import Final
+
+from controlplane.core.handshake import is_handoff_missing, owes_release, prefill_fields
+from controlplane.core.handshake import prefill_params as foreign_params
+from controlplane.core.lifecycle import PrefillEnded, PrefillStarted
+from controlplane.core.routing import Priced
+from controlplane.gateway.bodies import Holder, KvParams, ours, prefill_leg
+from controlplane.gateway.cluster import WorkerState
+from controlplane.gateway.learning import expect, take_prefill
+from controlplane.gateway.legs import LegError, PrefillReply, leg_head
+from controlplane.gateway.running import Running
+
+PREFILL_ENDED: Final = PrefillEnded()
+
+
+def begin(
+    run: Running, worker: WorkerState, priced: Priced, kv: KvParams | None
+) -> tuple[bytes, bytes]:
+    """Leg 1 goes out: its head and body."""
+    asked, context, row = run.asked, run.context, worker.row
+    cluster, request_id = context.cluster, asked.request_id
+    body = prefill_leg(asked.body, kv, asked.salt, prefill_fields(row.handshake))
+    head = leg_head(request_id, "p", asked.request.headers)
+    now = monotonic()
+    service = priced.prefill_seconds + priced.transfer_seconds
+    worker.prefill_queue.start(request_id, service, run.decision.prompt_tokens or 0, now)
+    if asked.text is not None:
+        cluster.texts.learn(asked.text, worker.cache_owner)
+    if run.plan.held.keys:
+        expect(run, row.node_id)
+        context.spreader.dispatched(
+            run.plan, request_id, asked.pool_tenant, worker, run.life.slot_worker
+        )
+    run.step(PrefillStarted(row.id))
+    if not cluster.health.is_sound:
+        cluster.health.started(row.id, now)
+    run.decision.prefill_worker = row.id
+    if row.engine == "emulated":
+        run.decision.emulated = True
+    context.stats.worker(row.id).requests += 1
+    run.outcome.prefill_sent_at = now
+    return head, body
+
+
+def failed(run: Running, worker: WorkerState, error: LegError) -> None:
+    """Leg 1 did not serve; another worker may."""
+    run.step(PREFILL_ENDED)
+    run.leg_failed("prefill", worker.row.id, error)
+    run.context.stats.retries_prefill += 1
+
+
+def served(run: Running, worker: WorkerState, priced: Priced, reply: PrefillReply) -> None:
+    """Leg 1 was answered."""
+    run.outcome.prefill_done_at = monotonic()
+    run.step(PREFILL_ENDED)
+    if not run.context.cluster.health.is_sound:
+        run.context.cluster.health.served(worker.row.id)
+    take(run, worker, priced, reply)
+
+
+def params(run: Running, worker: WorkerState, priced: Priced) -> KvParams | None:
+    """With the node to pull from, where that was priced in, and decode's, to push to."""
+    if worker.row.handshake != "perilune":
+        return foreign_params(worker.row.handshake, run.asked.request_id)
+    source, num_blocks, holder = run.plan.source, None, None
+    if priced.transfer_seconds and source is not None:
+        holder = run.context.cluster.paths.holders.get(source.node_id)
+        num_blocks = run.plan.held_blocks.get(source.node_id)
+    return ours(run.asked.params("prefill", num_blocks, holder, _target(run, worker)))
+
+
+def _target(run: Running, worker: WorkerState) -> Holder | None:
+    """The node of the decode worker whose slot is held, where that is another one."""
+    cluster = run.context.cluster
+    decode = cluster.workers.get(run.life.slot_worker)
+    if decode is None or decode.row.node_id == worker.row.node_id:
+        return None
+    if decode.row.handshake != "perilune":
+        return None
+    return cluster.paths.holders.get(decode.row.node_id)
+
+
+def take(run: Running, worker: WorkerState, priced: Priced, reply: PrefillReply) -> None:
+    """What leg 1 said: compare token counts, and let the worker's prediction learn."""
+    decision, stats = run.decision, run.context.stats
+    decision.engine_prompt_tokens = reply.prompt_tokens
+    if owes_release(worker.row.handshake):
+        run.staged = reply.params
+    if reply.num_blocks is None and is_handoff_missing(worker.row.handshake, reply.params):
+        stats.handoff_missing += 1
+    ours, theirs = decision.prompt_tokens, reply.prompt_tokens
+    if ours is not None and theirs is not None and ours != theirs:
+        stats.tokenizer_mismatch += 1
+    seconds = run.service_seconds
+    total = theirs or ours
+    if run.record is not None and run.context.agents.follows(worker.row.node_id):
+        run.record.expect_prefill(worker.row.id, lambda leg: take_prefill(
+            run, worker, priced, leg.computed_tokens,
+            leg.device_hit_tokens + leg.pool_hit_tokens, seconds,
+        ))  # fmt: skip
+    elif total is not None:
+        cached = min(reply.cached_tokens or 0, total)
+        if reply.cached_tokens is not None:
+            decision.hit_tokens = cached
+        take_prefill(run, worker, priced, total - cached, cached, seconds)

@@ -1,0 +1,199 @@
+"""Both legs at once, for connectors that meet by the transfer id (`at_once` in core/handshake.py).
+
+    leg 1 --> prefill: answers, or fails --+
+                                           +-- until leg 2 has shown something, the failure of one leg
+    leg 2 --> decode: the first piece -----+   ends the other, and both go out again, elsewhere
+
+From leg 2's first piece on the prompt's KV has been handed over: leg 1 is over, whatever becomes of
+it, and what it still says is for the record alone.
+"""
+
+import asyncio
+from time import monotonic
+from typing import Any
+
+from controlplane.core.handshake import Bootstrap, decode_params, pairs, prefill_params
+from controlplane.core.lifecycle import ENDS, DecodeRetried
+from controlplane.core.routing import Priced
+from controlplane.gateway import first_leg, turns
+from controlplane.gateway.cluster import WorkerState
+from controlplane.gateway.decode import (
+    answer_whole,
+    begin,
+    leave_unfit,
+    relay_stream,
+    taker,
+    try_elsewhere,
+)
+from controlplane.gateway.legs import LegError, PrefillReply, check_answer, prefill_reply
+from controlplane.gateway.relay import Relay
+from controlplane.gateway.running import Running
+from controlplane.gateway.upstream import Reply
+
+USAGE_SECONDS = 1.0
+"""How long a whole answer waits for leg 1's, for what that says of the prompt's tokens."""
+_DECODE_RETRIED = DecodeRetried()
+
+
+async def together(run: Running, worker: WorkerState, priced: Priced, tried: set[str]) -> bool:
+    """Whether the client has its answer; if not, another prefill worker may serve.
+
+    `tried`: decode workers that have failed. Raises `AnswerError` when no decode worker is left,
+    `ClientFault` for what an engine refuses.
+    """
+    bootstraps, name = run.context.bootstraps, worker.row.id
+    leave_unfit(run)
+    while True:
+        bootstrap = bootstraps.get(name)
+        if bootstrap is None:  # what leg 1 computed, nobody could ask for
+            return False
+        decode = run.context.cluster.workers.get(run.life.slot_worker)
+        if decode is not None and not pairs(worker.row.handshake, decode.row.handshake):
+            return False
+        holds = run.context.cluster.dispatch.holds(run.asked.request_id, name)
+        if not holds and not await turns.again(run, priced):
+            return False
+        pair = _Pair(run, worker, priced, bootstrap)
+        try:
+            await pair.serve()
+        except _PrefillError:
+            bootstraps.ask_again()  # it may have another engine id now
+            return False
+        except LegError as error:
+            bootstraps.ask_again()
+            try_elsewhere(run, error, tried)
+        else:
+            return True
+
+
+class _PrefillError(Exception):
+    """Leg 1 failed before leg 2 had shown anything."""
+
+
+class _Pair:
+    """One try of both legs. Whatever happens, `serve` leaves none of them in flight."""
+
+    def __init__(
+        self, run: Running, worker: WorkerState, priced: Priced, bootstrap: Bootstrap
+    ) -> None:
+        self._run = run
+        self._worker = worker
+        self._priced = priced
+        self._bootstrap = bootstrap
+        self._prefilled: PrefillReply | None = None
+        self._second: asyncio.Task[tuple[Reply, bytes]] | None = None
+
+    async def serve(self) -> None:
+        """Answers the client. Raises `_PrefillError`, `LegError` (of leg 2), `ClientFault`."""
+        run = self._run
+        decode = taker(run, run.life.slot_worker)
+        # A transfer id is for one meeting: who asks for one that is over waits in vain.
+        number = run.decision.retries
+        transfer_id = run.asked.request_id + (f"-{number}" if number else "")
+        run.decision.transfer_id = transfer_id
+        first, second = self._send(decode, transfer_id)
+        try:
+            await asyncio.wait((first, second), return_when=asyncio.FIRST_COMPLETED)
+            if not second.done():
+                self._take_first(first)
+                await asyncio.wait((second,))
+            elif second.exception() is not None and first.done():
+                self._take_first(first)  # both failed: the first is why
+            reply, piece = second.result()
+            self._second = None
+            await self._answer(decode, reply, piece, first)
+        finally:
+            await self._end(first, second)
+
+    def _send(
+        self, decode: WorkerState, transfer_id: str
+    ) -> tuple["asyncio.Task[PrefillReply]", "asyncio.Task[tuple[Reply, bytes]]"]:
+        run, worker, handshake = self._run, self._worker, self._worker.row.handshake
+        asks = prefill_params(handshake, transfer_id)
+        takes = decode_params(handshake, transfer_id, None, self._bootstrap)
+        to_prefill = first_leg.begin(run, worker, self._priced, asks)
+        to_decode = begin(run, decode, takes)
+        loop = asyncio.get_running_loop()
+        first = loop.create_task(self._prefill(*to_prefill))
+        self._second = loop.create_task(self._decode(decode, *to_decode))
+        return first, self._second
+
+    async def _prefill(self, head: bytes, body: bytes) -> PrefillReply:
+        context, path = self._run.context, self._run.asked.request.path
+        seconds = context.settings.timeouts.prefill
+        _, answer = await context.sender.exchange(self._worker, path, head, body, seconds)
+        return prefill_reply(answer, foreign=False)
+
+    async def _decode(self, worker: WorkerState, head: bytes, body: bytes) -> tuple[Reply, bytes]:
+        """Up to the first piece of a stream, or the whole answer."""
+        context, asked = self._run.context, self._run.asked
+        path = asked.request.path
+        if asked.body.stream:
+            return await context.sender.decode_stream(worker, path, head, body)
+        seconds = context.settings.timeouts.whole_reply
+        reply, answer = await context.sender.exchange(worker, path, head, body, seconds)
+        check_answer(answer)
+        return reply, answer
+
+    def _take_first(self, first: "asyncio.Task[PrefillReply]") -> None:
+        """Leg 1 is over, and leg 2 has shown nothing yet. Raises `_PrefillError`, `ClientFault`."""
+        run, worker = self._run, self._worker
+        try:
+            reply = first.result()
+        except LegError as error:
+            first_leg.failed(run, worker, error)
+            run.step(_DECODE_RETRIED)
+            raise _PrefillError from error
+        first_leg.served(run, worker, self._priced, reply)
+        self._prefilled = reply
+
+    async def _answer(
+        self, decode: WorkerState, reply: Reply, piece: bytes, first: "asyncio.Task[PrefillReply]"
+    ) -> None:
+        run = self._run
+        if self._prefilled is None:
+            run.outcome.prefill_done_at = monotonic()
+            run.step(first_leg.PREFILL_ENDED)
+            first.add_done_callback(self._late)
+        if run.asked.body.stream:
+            await relay_stream(run, decode, reply, piece, self._details())
+            return
+        if not first.done():
+            await asyncio.wait((first,), timeout=USAGE_SECONDS)
+        await asyncio.sleep(0)  # `_late` has been called
+        answer_whole(run, decode, reply, piece, self._details())
+
+    def _late(self, first: "asyncio.Task[PrefillReply]") -> None:
+        """Leg 1 ends while leg 2's answer is on its way."""
+        run, worker = self._run, self._worker
+        error = None if first.cancelled() else first.exception()
+        if first.cancelled() or run.life.state in ENDS:
+            return
+        if error is None:
+            self._prefilled = first.result()
+            run.context.cluster.health.served(worker.row.id)
+            first_leg.take(run, worker, self._priced, self._prefilled)
+            relay = run.asked.request.connection.relay
+            if isinstance(relay, Relay):
+                relay.details = self._details()
+        elif isinstance(error, LegError):
+            run.leg_failed("prefill", worker.row.id, error)
+            run.decision.retries -= 1  # nothing is tried again: what it was for is there
+
+    def _details(self) -> dict[str, Any] | None:
+        return None if self._prefilled is None else self._prefilled.details
+
+    async def _end(
+        self, first: "asyncio.Task[PrefillReply]", second: "asyncio.Task[tuple[Reply, bytes]]"
+    ) -> None:
+        """Nothing of this try goes on; what was cut off has shown nothing of its worker."""
+        run = self._run
+        for leg, name in ((first, self._worker.row.id), (second, run.decision.decode_worker)):
+            if not leg.done():
+                leg.cancel()
+                run.context.cluster.health.no_verdict(name)
+        await asyncio.gather(first, second, return_exceptions=True)
+        if self._second is not None and not second.cancelled() and second.exception() is None:
+            second.result()[0].abort()
+        if run.life.state not in ENDS and run.life.prefill_worker:
+            run.step(first_leg.PREFILL_ENDED)
