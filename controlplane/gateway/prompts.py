@@ -30,15 +30,13 @@ _UNKNOWN_LENGTH = ("truncate_prompt_tokens", "prompt_embeds", "chat_template")
 
 class Prompt:
     """One prompt in pieces that are tokenised apart; `head` and `tail` are the special tokens that
-    the tokenizer puts around a text."""
+    the tokenizer puts around a text. `ids` are the pieces', as far as they are known."""
 
-    __slots__ = ("head", "pieces", "tail", "text")
+    __slots__ = ("head", "ids", "pieces", "tail")
 
-    def __init__(
-        self, text: str, pieces: list[str], head: "array[int]", tail: "array[int]"
-    ) -> None:
-        self.text = text
+    def __init__(self, pieces: list[str], head: "array[int]", tail: "array[int]") -> None:
         self.pieces = pieces
+        self.ids: list[array[int] | None] = []
         self.head = head
         self.tail = tail
 
@@ -96,9 +94,14 @@ class PromptTokenizer:
 
     def missing(self, prepared: Prepared) -> list[str]:
         """Pieces whose ids are not cached, each once."""
-        get, tag = self._cache.get, self._tag
-        pieces = (p for prompt in prepared if isinstance(prompt, Prompt) for p in prompt.pieces)
-        return [piece for piece in dict.fromkeys(pieces) if get(tag, piece) is None]
+        unknown: dict[str, None] = {}
+        for prompt in prepared:
+            if isinstance(prompt, Prompt):
+                prompt.ids = self._cache.get_all(self._tag, prompt.pieces)
+                if None in prompt.ids:
+                    both = zip(prompt.pieces, prompt.ids, strict=True)
+                    unknown.update((piece, None) for piece, ids in both if ids is None)
+        return list(unknown)
 
     def encode_pieces(self, pieces: list[str]) -> "list[array[int]]":
         """The costly step: about 0.4 ms a thousand characters. Touches no cache."""
@@ -109,7 +112,7 @@ class PromptTokenizer:
             self._cache.put(self._tag, piece, ids)
 
     def finish(self, prepared: Prepared) -> list[Sequence[int]]:
-        """Ids of each prompt. What is not cached (any more) is encoded now."""
+        """Ids of each prompt, after `missing`. What is not cached (any more) is encoded now."""
         return [self._joined(p) if isinstance(p, Prompt) else p for p in prepared]
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
@@ -118,8 +121,8 @@ class PromptTokenizer:
 
     def _joined(self, prompt: Prompt) -> "array[int]":
         joined = array("i", prompt.head)
-        for piece in prompt.pieces:
-            ids = self._cache.get(self._tag, piece)
+        for piece, known in zip(prompt.pieces, prompt.ids, strict=True):
+            ids = self._cache.get(self._tag, piece) if known is None else known
             joined.extend(self.encode_pieces([piece])[0] if ids is None else ids)
         joined.extend(prompt.tail)
         return joined
@@ -150,7 +153,7 @@ class PromptTokenizer:
 
     def _prompt(self, text: str, special: object) -> Prompt:
         head, tail = self._around if special else _NO_TOKENS
-        return Prompt(text, self._segmenter.segments(text), head, tail)
+        return Prompt(self._segmenter.segments(text), head, tail)
 
     # --- what is found out when it is loaded ---
 

@@ -19,6 +19,8 @@ from typing import Any, Final
 
 CHUNK_CHARS: Final = 512
 """A long text is cut at the first safe place after so many characters."""
+FINE_CHARS: Final = 64
+"""So is what is left of it at its end: most of that is known when a prompt differs at its end only."""
 MAX_GAP_CHARS: Final = 16 * 1024
 """A text without a safe place for so long is not searched on."""
 
@@ -91,11 +93,12 @@ class Segmenter:
 def _chunks(text: str) -> Iterator[str]:
     """Places depend on what stands before them only, so that equal heads give equal chunks."""
     places = [0]
-    while (start := places[-1] + CHUNK_CHARS) < len(text):
-        found = _SAFE_CUT.search(text, start, start + MAX_GAP_CHARS)
-        if found is None:
-            break
-        places.append(found.start())
+    for step in (CHUNK_CHARS, FINE_CHARS):
+        while (start := places[-1] + step) < len(text):
+            found = _SAFE_CUT.search(text, start, start + MAX_GAP_CHARS)
+            if found is None:
+                break
+            places.append(found.start())
     places.append(len(text))
     return (text[a:b] for a, b in pairwise(places) if a < b)
 

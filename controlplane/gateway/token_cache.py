@@ -5,6 +5,7 @@ Ids are arrays of typecode "i": as block hashes take them, and joined by a copy.
 
 from array import array
 from collections import OrderedDict
+from collections.abc import Sequence
 from typing import Final
 
 DEFAULT_BYTES: Final = 32 * 1024 * 1024
@@ -28,6 +29,18 @@ class TokenCache:
         found = self._entries.get(key)
         if found is not None:
             self._entries.move_to_end(key)
+        return found
+
+    def get_all(self, tag: int, texts: Sequence[str]) -> "list[array[int] | None]":
+        """Of each text, in order."""
+        entries, use = self._entries, self._entries.move_to_end
+        found = []
+        for text in texts:
+            key = (tag, text)
+            ids = entries.get(key)
+            if ids is not None:
+                use(key)
+            found.append(ids)
         return found
 
     def put(self, tag: int, text: str, tokens: "array[int]") -> None:
