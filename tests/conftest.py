@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Generator, Iterator
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -19,6 +20,16 @@ hypothesis.settings.register_profile("perilune", deadline=None)
 hypothesis.settings.load_profile("perilune")
 NO_SKIPS = os.environ.get("PERILUNE_NO_SKIPS") == "1"
 COUNTED = ("passed", "failed", "error", "skipped", "xfailed", "deselected")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | None:
+    """In parallel runs that go by groups, files stay whole and long groups begin first."""
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from lanes import Lanes  # noqa: PLC0415 - the VM's tests run without xdist
+
+    return Lanes(config, log)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -122,6 +122,7 @@ def test_a_missing_peer_is_said(trace: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.heavy
+@pytest.mark.xdist_group("processes")
 @pytest.mark.timeout(300)
 def test_a_short_run_on_processes(trace: Path) -> None:
     names = ("cost", "round_robin", *((PEER + "cache_aware",) if PEER_PROGRAM.exists() else ()))

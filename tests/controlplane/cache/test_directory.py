@@ -13,7 +13,7 @@ from controlplane.loops.auditor import Auditor
 from controlplane.loops.directory import DirectoryWatch
 from workers.core.ids import NodeId
 
-pytestmark = pytest.mark.heavy
+pytestmark = [pytest.mark.heavy, pytest.mark.xdist_group("etcd")]
 N1 = NodeId("n1")
 
 

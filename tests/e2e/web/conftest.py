@@ -218,7 +218,7 @@ def wait_until(ask: Callable[[], T | None], what: str, seconds: float = 20.0) ->
         time.sleep(0.1)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Plane]:
     """`python -m controlplane` in a folder of its own, on a port of its own choice."""
     home = tmp_path_factory.mktemp("plane")
@@ -260,7 +260,7 @@ def _answers(url: str) -> bool:
     return True
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def feed(plane: Plane) -> Iterator[Feed]:
     """The scripted cluster, reporting while tests run."""
     running = Feed(plane)
@@ -269,7 +269,7 @@ def feed(plane: Plane) -> Iterator[Feed]:
     running.stop()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def client(plane: Plane) -> Iterator[Client]:
     """The operator's own access, to set things back."""
     with Client(plane.url, plane.token) as opened:

@@ -13,7 +13,7 @@ from playwright.sync_api import Page, expect
 
 from controlplane.policies.schemas import PolicyPut
 
-pytestmark = pytest.mark.chromium
+pytestmark = [pytest.mark.chromium, pytest.mark.xdist_group("chromium")]
 
 Visit = Callable[..., Any]
 PATHS = [

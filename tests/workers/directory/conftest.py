@@ -16,9 +16,9 @@ BOUNDS = Bounds(a_try=0.5, a_call=5.0, silence=3.0, progress=0.5)
 numbers = itertools.count()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def etcd() -> Iterator[EtcdCluster]:
-    """Three members that live as long as the test session; a test that breaks one mends it."""
+    """Three members for all tests here; a test that breaks one mends it."""
     if etcd_binary() is None:
         pytest.skip("etcd is not installed (Debian: apt-get install etcd-server)")
     with EtcdCluster(3) as cluster:

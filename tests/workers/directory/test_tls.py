@@ -12,7 +12,7 @@ from workers.core.errors import ConfigError
 from workers.directory.address import open_directory
 from workers.directory.base import DirectoryUnavailableError, NodeRecord
 
-pytestmark = pytest.mark.heavy
+pytestmark = [pytest.mark.heavy, pytest.mark.xdist_group("etcd")]
 
 
 @pytest.fixture(scope="module")

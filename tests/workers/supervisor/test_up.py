@@ -22,7 +22,9 @@ from workers.core.transfer_stats import PairStats
 from workers.supervisor.home import Home
 from workers.supervisor.procfs import session_members
 
-pytestmark = [pytest.mark.heavy, pytest.mark.timeout(300)]
+pytestmark = [
+    pytest.mark.heavy, pytest.mark.xdist_group("processes"), pytest.mark.timeout(300),
+]  # fmt: skip
 WAIT_SECONDS = 60.0
 MB = 1_000_000
 MEMORY_LIMITS = {"controlplane": 180 * MB, "gateway": 150 * MB, "agent": 120 * MB}

@@ -23,7 +23,8 @@ ROOT = HERE.parents[3]
 VM_FOLDER = HERE / "vm"
 VM = ROOT / "scripts" / "rdma-vm" / "vm.py"
 INSIDE = os.environ.get("IN_RDMA_VM") == "1"
-SECONDS = 600
+GROUP = "vm"
+SECONDS = 900
 # Loaded one by one over 9p these take longer than the tests: they are laid ready in one archive.
 MODULES = (
     "pytest", "pytest_asyncio.plugin", "pytest_timeout", "asyncio", "concurrent.futures", "ctypes",
@@ -59,6 +60,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if _in_vm(item.path):
             item.add_marker(pytest.mark.rdma)
             item.add_marker(pytest.mark.heavy)
+            item.add_marker(pytest.mark.xdist_group(GROUP))
             if not INSIDE:
                 item.add_marker(pytest.mark.timeout(SECONDS + 60))
 
@@ -71,7 +73,8 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> 
     if not _outcome:
         _outcome.append(_run_all(item.session))
     item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    for report in _results.get(item.nodeid) or [_no_report(item)]:
+    for report in _results.get(_plain_id(item)) or [_no_report(item)]:
+        report.nodeid = item.nodeid
         item.ihook.pytest_runtest_logreport(report=report)
     item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
     item.session._setupstate.teardown_exact(nextitem)  # as the protocol that this replaces
@@ -88,8 +91,13 @@ def _write(report: pytest.TestReport) -> None:
         file.write(json.dumps(report._to_json(), default=str) + "\n")
 
 
+def _plain_id(item: pytest.Item) -> str:
+    """Without the group that xdist puts behind it here, and not in the VM."""
+    return item.nodeid.removesuffix(f"@{GROUP}")
+
+
 def _run_all(session: pytest.Session) -> str:
-    names = [item.nodeid for item in session.items if _in_vm(item.path)]
+    names = [_plain_id(item) for item in session.items if _in_vm(item.path)]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         preload = _preload(folder)

@@ -15,6 +15,7 @@ SCRIPT = Path(__file__).with_name("two_vms.py")
 
 @pytest.mark.rdma
 @pytest.mark.heavy
+@pytest.mark.xdist_group("vm")
 @pytest.mark.timeout(420)
 def test_blocks_go_there_and_back(preload: Path) -> None:
     python = f"PYTHONDONTWRITEBYTECODE=1 {sys.executable} {SCRIPT}"
