@@ -7,6 +7,7 @@ from controlplane.core.handshake import (
     Bootstrap,
     at_once,
     decode_params,
+    nothing_pairs,
     owes_release,
     pairs,
     prefill_params,
@@ -68,3 +69,10 @@ def test_a_caller_may_change_what_it_got():
     assert params is not None
     params["remote_host"] = "changed"
     assert prefill_params("nixl", "t") != params
+
+
+def test_a_model_whose_workers_do_not_fit_is_told_so():
+    assert nothing_pairs(["nixl", "nixl"], ["none", "nixl"]) == ""
+    assert nothing_pairs([], ["none"]) == nothing_pairs(["nixl"], []) == ""
+    said = nothing_pairs(["nixl", "mooncake"], ["none"])
+    assert "prefill workers have handshake mooncake, nixl, its decode workers none" in said
