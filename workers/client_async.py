@@ -94,11 +94,27 @@ class AsyncAgentClient:
         self, body: RequestBody, expected: type[R], timeout_seconds: float | None = None
     ) -> R:
         """Send a request and wait for its reply. AgentUnavailableError, RefusedError."""
+        (reply,) = await self._answers([body], timeout_seconds)
+        if isinstance(reply, Refused):
+            raise RefusedError(reply.code, reply.message)
+        if not isinstance(reply, expected):
+            await self._drop_calls()
+            raise ProtocolError(f"{type(reply).__name__} in answer to {type(body).__name__}")
+        return reply
+
+    async def release_many(self, owners: Iterable[str]) -> None:
+        """In one round trip; refusals are passed over. AgentUnavailableError."""
+        await self._answers([Release(owner) for owner in owners])
+
+    async def _answers(
+        self, bodies: Sequence[RequestBody], timeout_seconds: float | None = None
+    ) -> list[ReplyBody]:
+        """To requests that go out together, in order. AgentUnavailableError, RefusedError."""
         if self._calls is None and self._backoff.remaining_seconds:
             raise AgentUnavailableError(f"{self.address}: {self._last_error} (waiting to retry)")
         try:
             async with asyncio.timeout(timeout_seconds or self._timeout), self._lock:
-                reply = await self._exchange(body)
+                return await self._exchange(bodies)
         except (OSError, TimeoutError, ProtocolError, asyncio.IncompleteReadError) as error:
             await self._drop_calls()
             self._backoff.failed()
@@ -107,12 +123,6 @@ class AsyncAgentClient:
         except asyncio.CancelledError:
             await self._drop_calls()  # its reply must not meet the next request
             raise
-        if isinstance(reply, Refused):
-            raise RefusedError(reply.code, reply.message)
-        if not isinstance(reply, expected):
-            await self._drop_calls()
-            raise ProtocolError(f"{type(reply).__name__} in answer to {type(body).__name__}")
-        return reply
 
     async def release(self, owner: str) -> int:
         return (await self.call(Release(owner), Done)).count
@@ -222,14 +232,14 @@ class AsyncAgentClient:
             if isinstance(reply.body, EventBatch | Snapshot | LegReport | GatewayShare):
                 yield reply.body
 
-    async def _exchange(self, body: RequestBody) -> ReplyBody:
+    async def _exchange(self, bodies: Sequence[RequestBody]) -> list[ReplyBody]:
         if self._calls is not None and self._calls.has_ended:  # nothing of this was said on it
             await self._drop_calls()
         if self._calls is None:
             self._calls = await _Connection.open(self.address, self._hello, self._secret, self._tls)
             self.welcome = self._calls.welcome
             self._backoff.succeeded()
-        return await self._calls.exchange(body)
+        return await self._calls.exchange_all(bodies)
 
     async def _drop_calls(self) -> None:
         calls, self._calls = self._calls, None
@@ -313,12 +323,23 @@ class _Connection:
         return decode_reply(await self._reader.readexactly(frame_length(head)))
 
     async def exchange(self, body: RequestBody) -> ReplyBody:
-        seq = self.send(body)
+        (reply,) = await self.exchange_all([body])
+        return reply
+
+    async def exchange_all(self, bodies: Sequence[RequestBody]) -> list[ReplyBody]:
+        """In one write; the replies in order."""
+        if self._writer.is_closing():
+            raise ConnectionResetError("the connection has ended")
+        first = self._seq + 1
+        self._seq += len(bodies)
+        self._writer.writelines(map(encode_request, range(first, self._seq + 1), bodies))
         await self._writer.drain()
-        while True:
+        replies: list[ReplyBody] = []
+        while len(replies) < len(bodies):
             reply = await self.receive()
-            if reply.seq == seq or isinstance(reply.body, Refused):
-                return reply.body
+            if reply.seq == first + len(replies) or isinstance(reply.body, Refused):
+                replies.append(reply.body)
+        return replies
 
     async def close(self) -> None:
         self._writer.close()

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import structlog
 
@@ -23,6 +24,8 @@ MAX_RELEASES = 10_000
 """Releases that wait for an agent; beyond it the oldest are left to their lease."""
 MAX_FETCHES = 256
 """Fetches and releases that may wait for an agent before further fetches are left out."""
+RELEASE_PAUSE_SECONDS = 0.003
+MAX_TOGETHER = 256
 STATS_SECONDS = 1.0
 RELEASE_AGAIN_SECONDS = 2.0
 """A cancelled prefill may still pin a last block: released once more."""
@@ -151,17 +154,20 @@ class Agents:
             self._cluster.paths.drop(followed.node_id)
 
     async def _send_releases(self, followed: _Followed) -> None:
+        """What falls due within milliseconds goes out in one write: pins can wait that long."""
+        queue = followed.releases
         while True:
-            due = await followed.releases.get()
+            due = [await queue.get()]
+            if isinstance(due[0], str):
+                await asyncio.sleep(RELEASE_PAUSE_SECONDS)
+            while len(due) < MAX_TOGETHER and not queue.empty():
+                due.append(queue.get_nowait())
             try:
-                if isinstance(due, Fetch):
-                    await followed.client.call(due, LookupReply)
-                else:
-                    await followed.client.release(due)
-            except (AgentUnavailableError, RefusedError, ProtocolError):
-                pass  # the pins' lease ends them; what is not fetched is computed or fetched later
+                for is_release, group in groupby(due, lambda one: isinstance(one, str)):
+                    await _send(followed.client, list(group), is_release=is_release)
             finally:
-                followed.releases.task_done()
+                for _ in due:
+                    queue.task_done()
 
     async def _read_stats(self, followed: _Followed) -> None:
         """Namespaces of workers; and the workers themselves where no view has come."""
@@ -203,6 +209,20 @@ class Agents:
         view = View(nodes=nodes, workers=workers, models=models)
         if view != self._cluster.view:
             self._cluster.apply(view)
+
+
+async def _send(client: AsyncAgentClient, due: list[str | Fetch], *, is_release: bool) -> None:
+    """What fails is left: the pins' lease ends them, what is not fetched is computed or fetched
+    later."""
+    lost = (AgentUnavailableError, RefusedError, ProtocolError)
+    if is_release:
+        with contextlib.suppress(*lost):
+            await client.release_many(owner for owner in due if isinstance(owner, str))
+        return
+    for fetch in due:
+        with contextlib.suppress(*lost):
+            if isinstance(fetch, Fetch):
+                await client.call(fetch, LookupReply)
 
 
 def _row(node_id: str, status: WorkerStatus) -> ViewWorker | None:

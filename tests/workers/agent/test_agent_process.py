@@ -421,6 +421,12 @@ class TestAsyncClient:
         with pytest.raises(RefusedError, match="supervisor"):
             await client.report_workers([])
 
+        for owner in ("transfer:2", "transfer:3"):
+            writer.store(writer.chain(owner, 2), owner)
+        assert (await client.stats()).num_owners == 2
+        await client.release_many(["transfer:2", "transfer:none", "transfer:3"])
+        assert (await client.stats()).num_owners == 0
+
         agent.kill(signal.SIGKILL)
         with pytest.raises(AgentUnavailableError):
             await client.release("transfer:1")
