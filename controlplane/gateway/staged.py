@@ -1,17 +1,19 @@
 """KV that a foreign prefill worker has staged for a decode leg that will not come.
 
-Connectors like nixl free it when the decode side has read it, else at a long timer of their own.
-So a request that ends between its legs has one decode worker read it: a leg of one token.
+Connectors like nixl free it when the decode side has read it, else at a timer of their own. So where
+no decode worker has taken it, one is sent a request of its own with what leg 1 said: a prompt of one
+token, which reads one block, and whose KV no cache keeps, whatever the blocks hold by then.
 """
 
 import asyncio
 from typing import Final
 
+import msgspec
 import structlog
 
 from controlplane.core.handshake import owes_release
 from controlplane.gateway.asked import Asked
-from controlplane.gateway.bodies import KvParams, prefill_leg
+from controlplane.gateway.bodies import KvParams
 from controlplane.gateway.cluster import WorkerState
 from controlplane.gateway.legs import ClientFault, LegError, LegSender, leg_head, prefill_reply
 from controlplane.gateway.stats import Stats
@@ -21,6 +23,8 @@ log = structlog.get_logger(__name__)
 AT_ONCE: Final = 64
 """Beyond it the prefill worker's own timer frees the KV; counted."""
 SECONDS: Final = 30.0
+_PATH: Final = b"/v1/completions"
+_encode: Final = msgspec.json.Encoder().encode
 
 
 class StagedReleases:
@@ -37,17 +41,20 @@ class StagedReleases:
         if worker is None or not known or len(self._tasks) >= AT_ONCE:
             self._stats.staged_left += 1
             return
-        body = prefill_leg(asked.body, params, asked.salt)  # one token, no stream
-        leg = self._leg(worker, asked.request.path, asked.request_id, body)
+        body = _encode({
+            "model": asked.body.fields.get("model", asked.model),
+            "prompt": [1], "max_tokens": 1, "kv_transfer_params": params,
+        })  # fmt: skip
+        leg = self._leg(worker, asked.request_id, body)
         task = asyncio.get_running_loop().create_task(leg)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _leg(self, worker: WorkerState, path: bytes, request_id: str, body: bytes) -> None:
+    async def _leg(self, worker: WorkerState, request_id: str, body: bytes) -> None:
         try:
             async with asyncio.timeout(SECONDS):
                 head = leg_head(request_id, "d", {})
-                _, answer = await self._sender.exchange(worker, path, head, body, SECONDS)
+                _, answer = await self._sender.exchange(worker, _PATH, head, body, SECONDS)
                 prefill_reply(answer, foreign=False)
         except (LegError, ClientFault, TimeoutError) as error:
             self._stats.staged_left += 1
