@@ -100,7 +100,10 @@ class Relay:
         self._times.append(now)
         self._tail.append(data)
         write = self._write_raw
-        write(data)
+        try:
+            write(data)
+        except RuntimeError:  # the client has just left; that is about to be told
+            return True
         return True
 
     def take(self, data: bytes) -> None:

@@ -247,7 +247,8 @@ class ClientConnection(asyncio.Protocol):
             self._write(b"%b%x\r\n%b\r\n" % (head, len(data), data))
 
     def raw_writer(self) -> Callable[[bytes], object]:
-        """Writes pieces that are framed as chunks already. Harmless once the client has left."""
+        """Writes pieces that are framed as chunks already. Once the client has left it does nothing,
+        or raises RuntimeError: a broken transport is closed a moment before `connection_lost`."""
         return self._write if self._transport is None else self._transport.write
 
     @property
@@ -279,7 +280,7 @@ class ClientConnection(asyncio.Protocol):
         return b"HTTP/1.1 %d %b\r\ncontent-type: %b\r\n%b" % (status, reason, content_type, headers)
 
     def _write(self, data: bytes) -> None:
-        if self._transport is not None:
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.write(data)
 
     def _must_close(self) -> None:
@@ -290,6 +291,8 @@ class ClientConnection(asyncio.Protocol):
 
     def _next(self) -> None:
         if not self._waiting or self._transport is None or self._refused:
+            return
+        if self._transport.is_closing():
             return
         if self.write_paused_since is not None:
             return  # the client does not read its answers; `resume_writing` goes on
@@ -330,7 +333,7 @@ class ClientConnection(asyncio.Protocol):
         self._next()
         if self._owes_continue and self._task is None:
             self._owes_continue = False
-            self._transport.write(_CONTINUE)
+            self._write(_CONTINUE)
 
     # --- refusing ---
 
@@ -352,7 +355,7 @@ class ClientConnection(asyncio.Protocol):
     def _linger(self) -> None:
         """Close without a reset that would take the answer from a client still sending."""
         assert self._transport is not None
-        if self._transport.can_write_eof():
+        if self._transport.can_write_eof() and not self._transport.is_closing():
             self._transport.write_eof()
         self.loop.call_later(LINGER_SECONDS, self.abort)
 

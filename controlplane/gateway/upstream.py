@@ -246,12 +246,12 @@ class _Connection(asyncio.Protocol):
 
     def pause_reading(self) -> None:
         self.is_paused = True
-        if self._transport is not None:
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
 
     def resume_reading(self) -> None:
         self.is_paused = False
-        if self._transport is not None:
+        if self._transport is not None and not self._transport.is_closing():
             self._transport.resume_reading()
 
     def abort(self) -> None:

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from controlplane.gateway.server import ClientConnection
+
 
 async def raw(rig: Any, *parts: bytes, pause: float = 0.0, eof: bool = False) -> bytes:
     """What comes back for these bytes, until the server closes or a second of silence."""
@@ -311,11 +313,11 @@ async def test_models_health_and_metrics(rig: Any) -> None:
     assert (model["id"], model["metadata"]["emulated"]) == ("tiny", True)
     health = (await rig.client.get("/health")).json()
     assert (health["status"], health["missing"]) == ("ok", [])
-    await rig.publish(**rig.make_view(p1="lost", p2="lost"))
+    await rig.publish(**rig.make_view(p1="stopped", p2="stopped"))
     response = await rig.client.get("/health")
     assert response.status_code == 200  # decode alone can serve
     assert response.json()["missing"] == ["prefill worker for model tiny"]
-    await rig.publish(**rig.make_view(d1="lost", d2="lost"))
+    await rig.publish(**rig.make_view(d1="stopped", d2="stopped"))
     assert (await rig.client.get("/health")).status_code == 503
     text = (await rig.client.get("/metrics")).text
     assert "perilune_gateway_requests_total 0" in text
@@ -332,3 +334,21 @@ async def test_a_drain_finishes_what_runs_and_takes_no_more(rig: Any, eventually
     assert response.headers["connection"] == "close"
     await stopping
     assert rig.gateway.server.connections == set()
+
+
+async def test_what_a_broken_transport_is_still_given_is_dropped(rig: Any) -> None:
+    """uvloop closes it a moment before `connection_lost`, and then raises at every write."""
+
+    class Broken:
+        def is_closing(self) -> bool:
+            return True
+
+        def __getattr__(self, name: str) -> Any:
+            raise RuntimeError(f"{name}: the handler is closed")
+
+    await rig.start()
+    connection = ClientConnection(rig.gateway.server)
+    connection._transport = Broken()  # type: ignore[assignment]
+    connection.respond(200, b"{}")
+    connection.finish(b"last")
+    connection._next()

@@ -119,6 +119,17 @@ class TestRelay:
         relay.fail(b"data: ERROR\n\n")
         assert b"".join(client.out) == b'data: {"i":1}\n\ndata: ERROR\n\n'
 
+    def test_a_client_that_has_just_left_takes_no_worker_connection_with_it(self) -> None:
+        relay, client, _ = make_relay()
+
+        def closed(_: bytes) -> None:
+            raise RuntimeError("the handler is closed")
+
+        client.raw_writer = lambda: closed  # type: ignore[method-assign]
+        relay = Relay(client, relay.reply, b"", None)  # type: ignore[arg-type]
+        event = b'data: {"i":1}\n\n'
+        assert relay.splice(b"%x\r\n%b\r\n" % (len(event), event))
+
     def test_crlf_streams_flow_too(self) -> None:
         relay, client, _ = make_relay()
         relay.take(b"data: 1\r\n\r\nda")
