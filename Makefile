@@ -47,7 +47,7 @@ fmt: env ## format and fix what can be fixed
 	@$(bin)/ruff check --fix --quiet . || true
 	@$(bin)/ruff format .
 
-soak: env ## long runs under load and faults; SOAK_SECONDS=3600
+soak: env ## long runs under load and faults (CONTRIBUTING.md); SOAK_SECONDS=3600
 	@$(bin)/perilune model prepare smollm2
 	@PERILUNE_SOAK_SECONDS=$(SOAK_SECONDS) $(bin)/pytest -q -m soak --timeout 0 $(TEST_ARGS)
 
