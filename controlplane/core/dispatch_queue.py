@@ -121,6 +121,10 @@ class DispatchQueue:
         others = tuple(other for other in granted if other is not leg)
         return Offered(Offer.WAIT if len(others) == len(granted) else Offer.GO, shed, others)
 
+    def is_free(self, leg: QueuedLeg) -> bool:
+        """Whether it would run at once."""
+        return not self.num_waiting and self._has_room(leg)
+
     def leave(self, request_id: str) -> list[QueuedLeg]:
         """It has run, or it stops waiting. Idempotent. Who goes instead is in the result."""
         leg = self._running.pop(request_id, None)

@@ -89,6 +89,14 @@ class ObservedPlacement(Schema):
     predicted_ttft_seconds: float  # queue, transfer and prefill, as of the candidates
 
 
+class Hedge(Schema):
+    """A second leg 1 that was sent beside a late one; `winner` says whose answer was taken."""
+
+    worker_id: str
+    sent_after_seconds: float
+    winner: Literal["", "first", "second"] = ""
+
+
 class Decision(Schema):
     """One request. A running one is sent again, whole, when it ends: the later record wins."""
 
@@ -131,6 +139,7 @@ class Decision(Schema):
     dispatch_wait_seconds: float | None = None  # for its turn at the prefill worker; null: none
     admission: Verdict | None = None  # null where the prediction kept the SLO
     sampled_one_in: int = 1  # of requests like this one, so many are recorded as one
+    hedge: Hedge | None = None
     prompt: PromptRecord | None = None  # on its way in only: GET /decisions/{id}/prompt has it
 
 

@@ -400,6 +400,8 @@ class Gateway:
             by_state=self._watch.by_state(),
             staged_released=stats.staged_released,
             staged_left=stats.staged_left,
+            hedges_sent=self._context.hedges.sent,
+            hedges_won=self._context.hedges.won,
             sampled_out=self.records.sampler.sampled_out,
             prompts_left_out=self.records.sampler.prompts_left_out,
             view_revision=self.cluster.view.revision,

@@ -16,6 +16,7 @@ from controlplane.core.expected import ExpectedBlocks
 from controlplane.core.fitting import Average
 from controlplane.core.handshake import nothing_pairs
 from controlplane.core.health import DataPathHealth
+from controlplane.core.hedging import HedgeRules
 from controlplane.core.normalisation import Rule
 from controlplane.core.pairing import DecodeSlots, Granted, SlotLimit
 from controlplane.core.placement import Algorithm, Rules
@@ -102,6 +103,7 @@ class Scheduling:
     max_concurrent_per_decode: int = 16
     prefill_flops: float = ASSUMED_FLOPS
     bounds: Bounds = field(default_factory=Bounds)
+    hedge: HedgeRules = field(default_factory=HedgeRules)
 
 
 @dataclass(frozen=True, slots=True)
@@ -455,7 +457,14 @@ def _scheduling(policy: ViewPolicy | None) -> Scheduling:
         prefill_flops=float(spec.get("prefill_tflops") or ASSUMED_FLOPS / 1e12) * 1e12,
         max_concurrent_per_decode=int(spec.get("max_concurrent_per_decode", 16)),
         bounds=_bounds(spec),
+        hedge=_hedge(spec),
     )
+
+
+def _hedge(spec: dict[str, Any]) -> HedgeRules:
+    usual = HedgeRules()
+    after, share = spec.get("hedge_prefill_after_s"), spec.get("hedge_max_share", usual.max_share)
+    return HedgeRules(float(after or 0.0), float(share))
 
 
 def _rules(spec: dict[str, Any]) -> Rules:

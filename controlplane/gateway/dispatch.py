@@ -50,6 +50,14 @@ class Dispatch:
             self._grant(offered.granted)
         return offered.offer
 
+    def enter_if_free(self, worker_id: str, leg: QueuedLeg) -> bool:
+        """Take a turn that is there at once; else nothing is held."""
+        return self.is_free(worker_id, leg) and self.enter(worker_id, leg) is Offer.GO
+
+    def is_free(self, worker_id: str, leg: QueuedLeg) -> bool:
+        queue = self._queues.get(worker_id)
+        return queue is not None and queue.is_free(leg)
+
     async def wait(self, request_id: str, seconds: float) -> Turn:
         """After WAIT. Nothing is held any more unless the turn is granted."""
         waiter = self._waiters[request_id]

@@ -54,6 +54,8 @@ STAGED_RELEASED = _counter(
     "staged_released", "KV at foreign prefill workers, freed by a decode leg."
 )
 STAGED_LEFT = _counter("staged_left", "KV at foreign prefill workers, left to their own timer.")
+HEDGED = _counter("hedged_prefills", "Prefill legs sent beside a late one.")
+HEDGES_WON = _counter("hedges_won", "Of these, those that answered first.")
 STUCK = _counter("stuck_requests", "Requests that waited beyond their state's bound.", "state")
 BY_STATE = _gauge("requests_by_state", "Requests being served, by where they are.", "state")
 SAMPLED_OUT = _counter(
@@ -112,6 +114,8 @@ class Extra:
     staged_left: int
     sampled_out: int
     prompts_left_out: int
+    hedges_sent: int
+    hedges_won: int
     stuck: dict[str, int]
     by_state: dict[str, int]
     view_revision: int
@@ -159,6 +163,8 @@ def _plain(stats: GatewayStats, extra: Extra) -> list[tuple[Series, float]]:
         (HANDOFF, extra.handoff_missing),
         (STAGED_RELEASED, extra.staged_released),
         (STAGED_LEFT, extra.staged_left),
+        (HEDGED, extra.hedges_sent),
+        (HEDGES_WON, extra.hedges_won),
         (SAMPLED_OUT, extra.sampled_out),
         (PROMPTS_LEFT_OUT, extra.prompts_left_out),
         (PREFETCHED, stats.prefetched_blocks_total),

@@ -7,6 +7,7 @@ from controlplane.core.routing import Priced
 from controlplane.gateway import turns
 from controlplane.gateway.cluster import WorkerState
 from controlplane.gateway.first_leg import begin, failed, params, served
+from controlplane.gateway.hedging import hedged
 from controlplane.gateway.legs import LegError, PrefillReply, prefill_reply
 from controlplane.gateway.running import Running
 from controlplane.gateway.together import together
@@ -44,9 +45,10 @@ async def prefill(run: Running) -> PrefillReply | None:
 
 
 def _may_take(run: Running, worker: WorkerState) -> bool:
-    """Whether it may be sent leg 1 now, and the decode worker whose slot is held understands what
+    """Whether it may be sent leg 1 now, has had none beside another one's, and the decode worker whose slot is held understands what
     it hands over."""
-    if not run.may_send(worker):
+    hedge = run.decision.hedge
+    if not run.may_send(worker) or (hedge is not None and hedge.worker_id == worker.row.id):
         return False
     cluster = run.context.cluster
     if not cluster.mixed:
@@ -82,6 +84,8 @@ async def _try(run: Running, worker: WorkerState, priced: Priced) -> PrefillRepl
     if not cluster.dispatch.holds(request_id, row.id) and not await turns.again(run, priced):
         return None
     head, body = begin(run, worker, priced, params(run, worker, priced))
+    if run.plan.policies.scheduling.hedge.after_seconds and run.decision.hedge is None:
+        return await hedged(run, worker, priced, head, body)
     try:
         seconds = context.settings.timeouts.prefill
         _, answer = await context.sender.exchange(worker, asked.request.path, head, body, seconds)

@@ -6,6 +6,7 @@ from time import monotonic
 from typing import Any, Final, Literal, get_args
 
 from controlplane.core.admission import Gate
+from controlplane.core.hedging import Hedges
 from controlplane.core.lifecycle import (
     ENDS,
     ClientLeft,
@@ -59,6 +60,7 @@ class Context:
     staged: StagedReleases
     spreader: Spreader
     running: "dict[str, Running]" = field(default_factory=dict)  # by request id, oldest first
+    hedges: Hedges = field(default_factory=Hedges)
 
 
 class Running:
@@ -229,11 +231,19 @@ class Running:
 
     def _end_prefill_load(self, command: EndPrefillLoad) -> None:
         cluster, request_id = self.context.cluster, self.asked.request_id
-        self._not_expected()
+        hedge = self.decision.hedge
+        is_hedge = hedge is not None and hedge.worker_id == command.worker_id
+        if not is_hedge:
+            self._not_expected()
         worker = cluster.workers.get(command.worker_id)
         if worker is not None and request_id in worker.prefill_queue:
             self.service_seconds = worker.prefill_queue.end(request_id, monotonic())
-        cluster.dispatch.leave(request_id)
+        cluster.dispatch.leave(self.hedge_turn if is_hedge else request_id)
+
+    @property
+    def hedge_turn(self) -> str:
+        """The name under which a second leg 1 has its turn: the request's own is the first one's."""
+        return f"{self.asked.request_id}/hedge"
 
     def _free_slot(self, _: FreeSlot) -> None:
         self.context.cluster.free_slot(self.asked.request_id)

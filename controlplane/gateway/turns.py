@@ -23,7 +23,7 @@ def enter(run: Running) -> Offer:
     first = plan.prefill[0]
     if plan.free_decode and plan.free_decode[0].worker_id == first.option.worker_id:
         return Offer.GO  # one worker does both in one leg
-    return run.context.cluster.dispatch.enter(first.option.worker_id, _leg(run, first))
+    return run.context.cluster.dispatch.enter(first.option.worker_id, leg_of(run, first))
 
 
 async def wait(run: Running, offer: Offer) -> None:
@@ -36,7 +36,7 @@ async def wait(run: Running, offer: Offer) -> None:
     tries = 1 + run.context.settings.limits.max_retries
     for index, priced in enumerate(plan.prefill[:tries]):
         if index:
-            offer = dispatch.enter(priced.option.worker_id, _leg(run, priced))
+            offer = dispatch.enter(priced.option.worker_id, leg_of(run, priced))
         if offer is not Offer.FULL and await _granted(run, offer, priced):
             plan.prefill = plan.prefill[index:]
             break
@@ -51,7 +51,7 @@ async def again(run: Running, priced: Priced) -> bool:
     """For another worker than the one waited for: whether there is a turn at it in time."""
     dispatch = run.context.cluster.dispatch
     dispatch.leave(run.asked.request_id)
-    offer = dispatch.enter(priced.option.worker_id, _leg(run, priced))
+    offer = dispatch.enter(priced.option.worker_id, leg_of(run, priced))
     if offer is Offer.WAIT:
         return await dispatch.wait(run.asked.request_id, _patience(run)) is Turn.GRANTED
     return offer is Offer.GO
@@ -88,7 +88,8 @@ def _is_late(run: Running, priced: Priced, now: float) -> bool:
     return now - run.outcome.received_at + rest > GRACE * slo.max_ttft_seconds
 
 
-def _leg(run: Running, priced: Priced) -> QueuedLeg:
+def leg_of(run: Running, priced: Priced) -> QueuedLeg:
+    """The request's leg 1 at this worker, as its queue sees it."""
     plan = run.plan
     standing = plan.standing
     total = run.decision.prompt_tokens or 0

@@ -153,6 +153,14 @@ class ObservedPlacement(msgspec.Struct, frozen=True):
     predicted_ttft_seconds: float  # queue, transfer and prefill, as of the candidates
 
 
+class Hedge(msgspec.Struct, omit_defaults=True):
+    """A second leg 1 that was sent beside a late one."""
+
+    worker_id: str
+    sent_after_seconds: float
+    winner: Literal["", "first", "second"] = ""
+
+
 class Decision(msgspec.Struct, omit_defaults=True):
     """A decision record."""
 
@@ -195,6 +203,7 @@ class Decision(msgspec.Struct, omit_defaults=True):
     dispatch_wait_seconds: float | None = None
     admission: Verdict | None = None
     sampled_one_in: int = 1
+    hedge: Hedge | None = None
     prompt: PromptRecord | None = None
 
 

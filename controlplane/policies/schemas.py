@@ -57,6 +57,9 @@ class SchedulingSpec(Schema):
     Requests that wait longer than `max_..._s` in a state are stuck: `watchdog` ends them, or only
     reports. `max_silence_s` is to a stream's first or next piece, `max_reply_s` of a plain reply.
 
+    A prefill leg without an answer after `hedge_prefill_after_s` gets a second one beside it, where
+    another worker is free (null: never); at most `hedge_max_share` of a model's requests.
+
     `normalisation` brings prompts to one form before both legs (none by default): line ends, blanks,
     system messages first. The decision record says which rules changed a prompt.
     """
@@ -69,6 +72,8 @@ class SchedulingSpec(Schema):
     prefill_tflops: Annotated[float | None, Field(gt=0, le=1_000_000)] = None
     max_concurrent_per_decode: Annotated[int, Field(ge=1, le=4096)] = 16
     normalisation: Annotated[list[Rule], Field(max_length=3)] = []
+    hedge_prefill_after_s: Annotated[float | None, Field(ge=0.01, le=600)] = None
+    hedge_max_share: Annotated[float, Field(ge=0, le=1)] = 0.05
     watchdog: Literal["end", "report"] = "end"
     max_waiting_s: StuckSeconds = 120.0
     max_prefilling_s: StuckSeconds = 330.0
