@@ -159,6 +159,7 @@ class Pusher:
         if reply.mode == "pull":
             return False
         if job.body.target.incarnation not in (0, welcome.incarnation):
+            await _give_back(client, [slot for slot in reply.slots if slot is not None], False)
             raise StaleIncarnationError(
                 welcome.node_id, job.body.target.incarnation, welcome.incarnation
             )
@@ -203,8 +204,7 @@ class Pusher:
         finally:
             if left:
                 slots = [(piece.remote_slot, piece.remote_generation) for piece in left]
-                with contextlib.suppress(*_Errors):
-                    await client.call(Unreserve(slots, job.stopped), Done)
+                await _give_back(client, slots, job.stopped)
         return not left
 
     async def _transfer(
@@ -230,6 +230,12 @@ class Pusher:
             if not future.done():
                 engine.cancel(name)
                 await asyncio.to_thread(wait, [future], STOP_SECONDS)
+
+
+async def _give_back(client: AsyncAgentClient, slots: list[tuple[int, int]], stopped: bool) -> None:
+    """Say that these will not be written: whoever waits for them need not."""
+    with contextlib.suppress(*_Errors):
+        await client.call(Unreserve(slots, stopped), Done)
 
 
 async def _changed(job: _Job) -> bool:
