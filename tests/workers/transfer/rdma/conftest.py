@@ -60,8 +60,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if _in_vm(item.path):
             item.add_marker(pytest.mark.rdma)
             item.add_marker(pytest.mark.heavy)
-            item.add_marker(pytest.mark.xdist_group(GROUP))
             if not INSIDE:
+                item.add_marker(pytest.mark.xdist_group(GROUP))
                 item.add_marker(pytest.mark.timeout(SECONDS + 60))
 
 
