@@ -3,6 +3,7 @@
 import socket
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from workers.core.errors import PeriluneError
@@ -10,28 +11,31 @@ from workers.core.errors import PeriluneError
 
 def wait_port(port: int, process: subprocess.Popen[bytes], seconds: float) -> None:
     """Raises `PeriluneError` when it ends, or does not listen in time."""
+    _wait(lambda: socket.create_connection(("127.0.0.1", port), 0.2).close(), process, seconds)
+
+
+def wait_socket(path: Path, process: subprocess.Popen[bytes], seconds: float) -> None:
+    """The same for a Unix socket."""
+
+    def connect() -> None:
+        with socket.socket(socket.AF_UNIX) as one:
+            one.connect(str(path))
+
+    _wait(connect, process, seconds)
+
+
+def _wait(connect: Callable[[], None], process: subprocess.Popen[bytes], seconds: float) -> None:
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise PeriluneError(f"{process.args!r} ended with {process.returncode}")
         try:
-            socket.create_connection(("127.0.0.1", port), 0.2).close()
+            connect()
         except OSError:
             time.sleep(0.1)
         else:
             return
     raise PeriluneError(f"{process.args!r} did not listen within {seconds:g} s")
-
-
-def wait_socket(path: Path, process: subprocess.Popen[bytes], seconds: float) -> None:
-    """The same for a Unix socket."""
-    deadline = time.monotonic() + seconds
-    while not path.exists():
-        if process.poll() is not None:
-            raise PeriluneError(f"{process.args!r} ended with {process.returncode}")
-        if time.monotonic() > deadline:
-            raise PeriluneError(f"{process.args!r} did not listen within {seconds:g} s")
-        time.sleep(0.05)
 
 
 def free_port() -> int:
