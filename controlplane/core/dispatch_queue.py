@@ -3,6 +3,9 @@
 Strict order of priority classes; within a class a share for requests with hits and one for the
 others, so that neither waits for the other for long (R32); within each, deficit round robin
 between tenants. A leg goes at once while the worker has room and nobody waits.
+
+Where several gateways send to the worker, they share its window by what they tell each other: see
+`Beside`. Each may always have one leg there, so that none starves on old news.
 """
 
 from __future__ import annotations
@@ -29,6 +32,36 @@ class QueueRules:
     max_waiting: int = 512
     fair: bool = True
     weights: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What other gateways have given the same worker, of its window, and what waits at each of
+    them: predicted seconds by class."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+    waiting: tuple[Mapping[int, float], ...] = ()
+
+    def part(self, rank: int) -> float:
+        """Of the window, for a leg of this class: who waits for the same class shares it, a higher
+        class elsewhere goes first."""
+        firsts = [min(classes) for classes in self.waiting if classes]
+        if any(first < rank for first in firsts):
+            return 0.0
+        return 1.0 / (1 + firsts.count(rank))
+
+    def ahead_seconds(self, rank: int, own_seconds: float) -> float:
+        """Waiting seconds of others that go before a leg which `own_seconds` of its own class,
+        itself included, bring to its end here: gateways take turns."""
+        return sum(
+            sum(seconds for other, seconds in classes.items() if other < rank)
+            + min(classes.get(rank, 0.0), own_seconds)
+            for classes in self.waiting
+        )
+
+
+ALONE = Beside()
 
 
 class Offer(Enum):
@@ -91,6 +124,7 @@ class DispatchQueue:
     running_tokens: int = 0
     running_seconds: float = 0.0
     num_waiting: int = 0
+    beside: Beside = ALONE
     _running: dict[str, QueuedLeg] = field(default_factory=dict)
     _waiting: dict[str, QueuedLeg] = field(default_factory=dict)
     _classes: dict[int, _Class] = field(default_factory=dict)  # by rank
@@ -150,6 +184,15 @@ class DispatchQueue:
             self._push(leg)
         return self._grant()
 
+    def set_beside(self, beside: Beside) -> list[QueuedLeg]:
+        """What other gateways have there now. Who goes because of it is in the result."""
+        self.beside = beside
+        return self._grant() if self.num_waiting else []
+
+    def waiting_by_class(self) -> dict[int, tuple[int, float]]:
+        """Legs and their predicted seconds."""
+        return {rank: (one.num_waiting, one.seconds) for rank, one in self._classes.items()}
+
     def flush(self) -> list[QueuedLeg]:
         """The worker takes no more: all who wait leave, in order of arrival."""
         legs = list(self._waiting.values())
@@ -159,18 +202,25 @@ class DispatchQueue:
 
     def ahead_seconds(self, rank: int, hit: bool, tenant: str, seconds: float) -> float:
         """Predicted seconds of waiting legs that go before a new one, as things are now."""
+        ahead, same = self._own_ahead(rank, hit, tenant, seconds)
+        if self.beside.waiting:
+            ahead += self.beside.ahead_seconds(rank, same + seconds)
+        return ahead + same
+
+    def _own_ahead(self, rank: int, hit: bool, tenant: str, seconds: float) -> tuple[float, float]:
+        """Of this gateway's: of higher classes, and of the same one."""
         if not self.num_waiting:
-            return 0.0
+            return 0.0, 0.0
         ahead = sum(entry.seconds for other, entry in self._classes.items() if other < rank)
         own = self._classes.get(rank)
         if own is None:
-            return ahead
+            return ahead, 0.0
         lane, other_lane = own.lanes[hit], own.lanes[not hit]
         tenant = tenant if self.rules.fair else ""
         before = lane.ahead_seconds(tenant, seconds)
         share = self.rules.hit_share if hit else 1 - self.rules.hit_share
         between = min(other_lane.seconds, (before + seconds) * (1 - share) / share)
-        return ahead + before + between
+        return ahead, before + between
 
     def check_integrity(self) -> None:
         """Counts agree, no class is empty, nobody waits while the worker is idle."""
@@ -191,9 +241,14 @@ class DispatchQueue:
     def _has_room(self, leg: QueuedLeg) -> bool:
         if not self._running:
             return True
-        if self.running_tokens + leg.cost > self.rules.window_tokens:
+        tokens, seconds = self.rules.window_tokens, self.rules.window_seconds
+        if self.beside is not ALONE:
+            part = self.beside.part(leg.rank)
+            tokens = min(round(part * tokens), tokens - self.beside.tokens)
+            seconds = min(part * seconds, seconds - self.beside.seconds)
+        if self.running_tokens + leg.cost > tokens:
             return False
-        return self.running_seconds + leg.seconds <= self.rules.window_seconds
+        return self.running_seconds + leg.seconds <= seconds
 
     def _start(self, leg: QueuedLeg) -> None:
         self._running[leg.request_id] = leg

@@ -6,11 +6,14 @@ the time its own turn comes.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 MAX_LEGS: Final = 4096
+Change = tuple[str, str, Sequence[bytes]]
+"""Leg, node, and its keys; none: it has ended."""
 
 
 @dataclass(slots=True)
@@ -19,15 +22,24 @@ class ExpectedBlocks:
 
     _legs: dict[str, tuple[str, Sequence[bytes]]] = field(default_factory=dict)
     _counts: dict[bytes, dict[str, int]] = field(default_factory=dict)  # key -> node -> legs
+    changes: deque[Change] | None = None  # for other gateways, where somebody wants them
 
     def __len__(self) -> int:
         return len(self._legs)
 
     def start(self, leg: str, node_id: str, keys: Sequence[bytes]) -> None:
         """`leg` is on its way to `node_id`; beyond `MAX_LEGS` it is not counted."""
-        self.end(leg)
-        if not keys or len(self._legs) >= MAX_LEGS:
+        known = self._legs.get(leg)
+        if known is not None and known[0] == node_id and known[1] is keys:
             return
+        self.end(leg)
+        if keys and self.hear(leg, node_id, keys) and self.changes is not None:
+            self.changes.append((leg, node_id, keys))
+
+    def hear(self, leg: str, node_id: str, keys: Sequence[bytes]) -> bool:
+        """Another gateway's leg, new; whether it counts."""
+        if len(self._legs) >= MAX_LEGS or leg in self._legs:
+            return False
         self._legs[leg] = (node_id, keys)
         for key in keys:
             nodes = self._counts.get(key)
@@ -36,11 +48,19 @@ class ExpectedBlocks:
             else:
                 nodes[node_id] = nodes.get(node_id, 0) + 1
 
+        return True
+
     def end(self, leg: str) -> None:
         """It has ended, one way or another. Idempotent."""
+        node_id = self.forget(leg)
+        if node_id and self.changes is not None:
+            self.changes.append((leg, node_id, ()))
+
+    def forget(self, leg: str) -> str:
+        """Another gateway's leg; the node it was on its way to. Idempotent."""
         known = self._legs.pop(leg, None)
         if known is None:
-            return
+            return ""
         node_id, keys = known
         for key in keys:
             nodes = self._counts[key]
@@ -50,6 +70,7 @@ class ExpectedBlocks:
                 del nodes[node_id]
             else:
                 del self._counts[key]
+        return node_id
 
     def lengths(self, keys: Sequence[bytes]) -> dict[str, int]:
         """For each node that some leg of these is on its way to: how many keys from the head."""

@@ -1,4 +1,8 @@
-"""Decode slots: at most `cap` requests a worker; a freed slot goes to the next waiting at once."""
+"""Decode slots: at most `cap` requests a worker; a freed slot goes to the next waiting at once.
+
+Gateways share a worker's slots by what they tell each other: all of them while nobody waits at
+another, equal parts while somebody does.
+"""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -20,6 +24,20 @@ class SlotLimit:
     cap: int
 
 
+@dataclass(frozen=True, slots=True)
+class SlotsBeside:
+    """Of other gateways at a worker: slots held, their KV tokens, at how many gateways requests wait
+    for its model, and how many requests these are."""
+
+    slots: int = 0
+    kv_tokens: int = 0
+    gateways_waiting: int = 0
+    waiting: int = 0
+
+
+_ALONE = SlotsBeside()
+
+
 @dataclass(slots=True)
 class DecodeSlots:
     """Who holds which slot, and who waits. Waiting is by priority class, then first come, first
@@ -34,9 +52,30 @@ class DecodeSlots:
     _waiting: dict[str, deque[str]] = field(default_factory=dict)  # model -> requests
     _ranks: dict[str, int] = field(default_factory=dict)  # waiting request -> 0: highest class
     num_waiting: int = 0
+    _beside: dict[str, SlotsBeside] = field(default_factory=dict)
 
     def running(self, worker_id: str) -> int:
+        """This gateway's alone."""
         return self._running.get(worker_id, 0)
+
+    def beside(self, worker_id: str) -> SlotsBeside:
+        return self._beside.get(worker_id, _ALONE)
+
+    def room(self, worker_id: str, cap: int) -> int:
+        """Slots that this gateway may still take of `cap`; below 0: it holds more than its part."""
+        beside = self._beside.get(worker_id)
+        if beside is not None:
+            part = max(1, cap // (1 + beside.gateways_waiting))
+            cap = min(part, cap - beside.slots)
+        return cap - self.running(worker_id)
+
+    def set_beside(self, worker_id: str, beside: SlotsBeside | None) -> list[Granted]:
+        """What other gateways have there, None: nothing; who is granted a slot because of it."""
+        if beside is None:
+            self._beside.pop(worker_id, None)
+        else:
+            self._beside[worker_id] = beside
+        return self._grant(worker_id) if self._waiting else []
 
     def kv_tokens(self, worker_id: str) -> int:
         """Tokens whose KV its holders keep there, as far as they have said."""
@@ -119,13 +158,13 @@ class DecodeSlots:
             ranks = [self._ranks[request_id] for request_id in queue]
             assert ranks == sorted(ranks), "a lower class goes first"
         for worker_id, limit in self._limits.items():
-            idle = self.running(worker_id) < limit.cap
+            idle = self.room(worker_id, limit.cap) > 0
             assert not (idle and self.waiting(limit.model)), f"{worker_id} idles, others wait"
 
     def _grant(self, worker_id: str) -> list[Granted]:
         limit = self._limits.get(worker_id)
         grants: list[Granted] = []
-        while limit is not None and self.running(worker_id) < limit.cap:
+        while limit is not None and self.room(worker_id, limit.cap) > 0:
             queue = self._waiting.get(limit.model)
             if not queue:
                 break

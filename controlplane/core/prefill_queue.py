@@ -91,6 +91,11 @@ class PrefillQueue:
 
     # --- several gateways ---
 
+    @property
+    def is_shared(self) -> bool:
+        """Whether another gateway has had legs here lately."""
+        return bool(self._others)
+
     def share(self, now: float) -> QueueShare:
         """This gateway's part, for the others."""
         head = next(iter(self._legs.values()), None)

@@ -4,15 +4,20 @@ import asyncio
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
+from math import inf
+from time import monotonic
 
 import structlog
 
 from controlplane.feed import Feed
 from controlplane.gateway.cluster import Cluster
+from controlplane.gateway.sharing import TELL_SECONDS, Neighbours, Sharing
 from controlplane.gateway.wire import View, ViewModel, ViewNode, ViewWorker
 from workers.client import AsyncAgentClient, make_hello
 from workers.core.errors import AgentUnavailableError, ProtocolError, RefusedError
+from workers.core.gateway_messages import GatewayShare
 from workers.core.ids import NodeId, transfer_owner
 from workers.core.messages import LegReport, LookupReply
 from workers.core.stats_messages import PoolStats, WorkerStatus
@@ -27,6 +32,8 @@ MAX_FETCHES = 256
 RELEASE_PAUSE_SECONDS = 0.003
 MAX_TOGETHER = 256
 STATS_SECONDS = 1.0
+ALONE_SECONDS = 0.25
+"""How often a gateway looks whether it has neighbours."""
 RELEASE_AGAIN_SECONDS = 2.0
 """A cancelled prefill may still pin a last block: released once more."""
 
@@ -38,6 +45,7 @@ class _Followed:
     feed: Feed
     index_epoch: int | None = None  # of the last view
     stats: PoolStats | None = None
+    neighbours: Neighbours = field(default_factory=Neighbours)
     releases: asyncio.Queue[str | Fetch] = field(
         default_factory=lambda: asyncio.Queue(MAX_RELEASES)
     )
@@ -62,6 +70,8 @@ class Agents:
         self._on_leg = on_leg
         self._followed: dict[str, _Followed] = {}
         self._loop = asyncio.get_running_loop()
+        self._sharing = Sharing(cluster)
+        self._telling = self._loop.create_task(self._tell_others())
         cluster.on_view.append(self.follow_view)
         for address in fixed:
             self._follow(address)
@@ -86,6 +96,11 @@ class Agents:
     @property
     def num_subscribed(self) -> int:
         return sum(followed.client.subscribed for followed in self._followed.values())
+
+    @property
+    def num_neighbours(self) -> int:
+        """Other gateways that serve the same nodes, at most at one node."""
+        return max((len(f.neighbours.names) for f in self._followed.values()), default=0)
 
     def release(self, transfer_id: str, *, again: bool = False) -> None:
         """End the transfer's pins on every node that may hold some. Never blocks."""
@@ -117,7 +132,8 @@ class Agents:
                 for followed in self._followed.values():
                     if followed.client.subscribed:
                         await followed.releases.join()
-        tasks = [task for f in self._followed.values() for task in f.tasks]
+        self._telling.cancel()
+        tasks = [self._telling, *(task for f in self._followed.values() for task in f.tasks)]
         for address in list(self._followed):
             self._unfollow(address)
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -126,8 +142,9 @@ class Agents:
 
     def _follow(self, address: str) -> None:
         hello = make_hello("gateway", self._gateway_id)
-        client = AsyncAgentClient(address, hello)
-        followed = _Followed(address, client, Feed(client, self._cluster.index, self._on_leg))
+        client, neighbours = AsyncAgentClient(address, hello, shares=True), Neighbours()
+        feed = Feed(client, self._cluster.index, self._on_leg, partial(self._hear, address))
+        followed = _Followed(address, client, feed, neighbours=neighbours)
         self._followed[address] = followed
         for loop in (
             followed.feed.run(),
@@ -135,6 +152,27 @@ class Agents:
             self._read_stats(followed),
         ):
             followed.tasks.append(self._loop.create_task(loop))
+
+    def _hear(self, address: str, told: GatewayShare) -> None:
+        """Of another gateway."""
+        followed = self._followed.get(address)
+        if followed is not None:
+            self._sharing.hear(followed.node_id, followed.neighbours, told, monotonic())
+
+    async def _tell_others(self) -> None:
+        """Runs until cancelled; next to nothing while there are no others."""
+        while True:
+            await asyncio.sleep(TELL_SECONDS if self.num_neighbours else ALONE_SECONDS)
+            now, by_node, sharing = monotonic(), self._cluster.by_node(), self._sharing
+            changes = sharing.changes(wanted=self.num_neighbours > 0)
+            for followed in self._followed.values():
+                neighbours, name = followed.neighbours, followed.node_id
+                if not followed.client.subscribed:
+                    neighbours.names.clear()  # they are named again when it is
+                neighbours.news(changes.get(name, ()))
+                sharing.tell(neighbours, by_node.get(name, []), followed.client.tell, now)
+                sharing.expire_chains(neighbours, now)
+            sharing.expire(now)
 
     def _take_epoch(self, node: ViewNode) -> None:
         """The control plane found wrong claims of this node, or an operator asks."""
@@ -147,6 +185,7 @@ class Agents:
 
     def _unfollow(self, address: str) -> None:
         followed = self._followed.pop(address)
+        self._sharing.expire_chains(followed.neighbours, inf)
         for task in followed.tasks:
             task.cancel()
         if followed.node_id:

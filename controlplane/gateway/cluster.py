@@ -2,8 +2,8 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from random import Random
 from time import monotonic
 from typing import Any
@@ -11,17 +11,12 @@ from typing import Any
 import msgspec
 import structlog
 
-from controlplane.core.admission import AdmissionRules, Slo, Standing
 from controlplane.core.expected import ExpectedBlocks
 from controlplane.core.fitting import Average
 from controlplane.core.handshake import nothing_pairs
 from controlplane.core.health import DataPathHealth
-from controlplane.core.hedging import HedgeRules
-from controlplane.core.normalisation import Rule
-from controlplane.core.pairing import DecodeSlots, Granted, SlotLimit
-from controlplane.core.placement import Algorithm, Rules
+from controlplane.core.pairing import DecodeSlots, Granted, SlotLimit, SlotsBeside
 from controlplane.core.prediction import (
-    ASSUMED_FLOPS,
     DecodeModel,
     PrefillModel,
     prior_of,
@@ -29,12 +24,11 @@ from controlplane.core.prediction import (
 )
 from controlplane.core.prefill_queue import PrefillQueue
 from controlplane.core.text_keys import TextIndex
-from controlplane.core.watching import Bounds
-from controlplane.gateway.admission import Desk, rules_of, slo_of
+from controlplane.gateway.admission import Desk
 from controlplane.gateway.dispatch import Dispatch
-from controlplane.gateway.paths import Paths
 from controlplane.gateway.orphans import Orphans
-from controlplane.gateway.recording import Recording, recording_of
+from controlplane.gateway.paths import Paths
+from controlplane.gateway.policies import Policies, policies_of
 from controlplane.gateway.settings import Settings
 from controlplane.gateway.stats import Stats
 from controlplane.gateway.upstream import Upstream, check_url
@@ -42,7 +36,6 @@ from controlplane.gateway.wire import (
     View,
     ViewKey,
     ViewModel,
-    ViewPolicy,
     ViewWorker,
     WorkerLoad,
 )
@@ -51,7 +44,6 @@ from workers.core.prefix_index import PrefixIndex
 
 log = structlog.get_logger(__name__)
 
-DEFAULT_SCOPE = "default"
 FIRST_OUTPUT_TOKENS = 256
 """Expected of a request before any has ended."""
 MAX_MODELS_LEARNED = 256
@@ -72,13 +64,29 @@ class WorkerState:
     decode_cap: int = 0  # by its row and the scheduling policy
     _prefilled: deque[tuple[int, int, float]] = field(default_factory=lambda: deque(maxlen=16))
     _decoded: deque[tuple[int, float, int]] = field(default_factory=lambda: deque(maxlen=16))
+    # The same for other gateways, until they have been told.
+    untold_prefills: deque[tuple[int, int, float]] = field(default_factory=lambda: deque(maxlen=16))
+    untold_decodes: deque[tuple[int, float, int]] = field(default_factory=lambda: deque(maxlen=16))
 
     def prefilled(self, uncached_tokens: int, cached_tokens: int, seconds: float) -> None:
         """A sample for `learn`; of many in a short time the last ones count."""
-        self._prefilled.append((uncached_tokens, cached_tokens, seconds))
+        sample = (uncached_tokens, cached_tokens, seconds)
+        if self.prefill_queue.is_shared and self.prefill_times.is_too_short(*sample):
+            return
+        self._prefilled.append(sample)
+        self.untold_prefills.append(sample)
 
     def decoded(self, running: int, tbt_seconds: float, kv_tokens: int = 0) -> None:
-        self._decoded.append((running, tbt_seconds, kv_tokens))
+        sample = (running, tbt_seconds, kv_tokens)
+        self._decoded.append(sample)
+        self.untold_decodes.append(sample)
+
+    def heard(
+        self, prefills: Iterable[tuple[int, int, float]], decodes: Iterable[tuple[int, float, int]]
+    ) -> None:
+        """Samples of other gateways."""
+        self._prefilled.extend(prefills)
+        self._decoded.extend(decodes)
 
     @property
     def cache_owner(self) -> str:
@@ -91,41 +99,6 @@ class WorkerState:
             self.prefill_times.observe(*self._prefilled.popleft())
         while self._decoded:
             self.decode_times.observe_tbt(*self._decoded.popleft())
-
-
-@dataclass(frozen=True, slots=True)
-class Scheduling:
-    """The active scheduling policy's spec."""
-
-    rules: Rules = field(default_factory=Rules)
-    observe: Algorithm | None = None  # another one, whose choices go into the records
-    normalisation: tuple[Rule, ...] = ()
-    max_concurrent_per_decode: int = 16
-    prefill_flops: float = ASSUMED_FLOPS
-    bounds: Bounds = field(default_factory=Bounds)
-    hedge: HedgeRules = field(default_factory=HedgeRules)
-
-
-@dataclass(frozen=True, slots=True)
-class Policies:
-    """The policies that act on one model, and their revisions ("slo/default": 3)."""
-
-    slo: Slo = field(default_factory=Slo)
-    scheduling: Scheduling = field(default_factory=Scheduling)
-    revisions: dict[str, int] = field(default_factory=dict)
-    admission: AdmissionRules = field(default_factory=AdmissionRules)
-    recording: Recording = field(default_factory=Recording)
-    scoped: dict[str, "Policies"] = field(default_factory=dict)  # by slo scope
-
-    def of(self, standing: Standing) -> "Policies":
-        """With the slo policy of its tenant or class, where there is one."""
-        if not self.scoped:
-            return self
-        tenant, priority = f"tenant:{standing.tenant}", f"priority:{standing.priority}"
-        for scope in (f"{tenant}+{priority}", tenant, priority):
-            if scope in self.scoped:
-                return self.scoped[scope]
-        return self
 
 
 _NO_POLICIES = Policies()
@@ -181,7 +154,7 @@ class Cluster:
                 worker.model, ViewModel(worker.model, self.model_paths.get(worker.model, ""))
             )
         self.keys = {key.key_sha256: key for key in view.client_keys}
-        self._policies = {model: _policies_of(model, view.policies) for model in self.models}
+        self._policies = {model: policies_of(model, view.policies) for model in self.models}
         self._apply_limits()
         self._apply_modes()
         self._apply_handshakes()
@@ -301,6 +274,13 @@ class Cluster:
             for row in self.view.workers
         )
 
+    def by_node(self) -> dict[str, list[WorkerState]]:
+        """Made anew each time."""
+        nodes: dict[str, list[WorkerState]] = {}
+        for state in self.workers.values():
+            nodes.setdefault(state.row.node_id, []).append(state)
+        return nodes
+
     def loads(self) -> dict[str, WorkerLoad]:
         """This gateway's load on each worker."""
         return {name: self._load(name, state) for name, state in self.workers.items()}
@@ -404,6 +384,10 @@ class Cluster:
         if not self.slots.leave(request_id, model):
             self.free_slot(request_id)  # granted in the same moment
 
+    def set_slots_beside(self, worker_id: str, beside: SlotsBeside | None) -> None:
+        """Of other gateways; who may have a slot because of it gets it."""
+        self._granted(self.slots.set_beside(worker_id, beside))
+
     def free_slot(self, request_id: str) -> None:
         self._granted(self.slots.free(request_id))
 
@@ -418,76 +402,6 @@ class Cluster:
     def close(self) -> None:
         for state in self.workers.values():
             state.upstream.close()
-
-
-def _policies_of(model: str, active: list[ViewPolicy]) -> Policies:
-    """A policy for the model goes before the default one."""
-    chosen: dict[str, ViewPolicy] = {}
-    for policy in active:
-        is_specific = policy.scope == model
-        if is_specific or (policy.scope == DEFAULT_SCOPE and policy.kind not in chosen):
-            chosen[policy.kind] = policy
-    slo, admission, records = (chosen.get(kind) for kind in ("slo", "admission", "records"))
-    policies = Policies(
-        slo_of(slo.spec if slo is not None else {}),
-        _scheduling(chosen.get("scheduling")),
-        {f"{p.kind}/{p.scope}": p.revision for p in chosen.values()},
-        rules_of(admission.spec if admission is not None else {}),
-        recording_of(records.spec if records is not None else {}),
-    )
-    scoped = [p for p in active if p.kind == "slo" and ":" in p.scope]
-    return replace(policies, scoped={p.scope: _with_slo(policies, p) for p in scoped})
-
-
-def _with_slo(policies: Policies, policy: ViewPolicy) -> Policies:
-    """The same for a tenant or class with an slo policy of its own."""
-    kept = {name: n for name, n in policies.revisions.items() if not name.startswith("slo/")}
-    revisions = {f"slo/{policy.scope}": policy.revision, **kept}
-    return replace(policies, slo=slo_of(policy.spec), revisions=revisions)
-
-
-def _scheduling(policy: ViewPolicy | None) -> Scheduling:
-    if policy is None:
-        return Scheduling()
-    spec = policy.spec
-    return Scheduling(
-        rules=_rules(spec),
-        observe=spec.get("observe"),
-        normalisation=tuple(spec.get("normalisation", ())),
-        prefill_flops=float(spec.get("prefill_tflops") or ASSUMED_FLOPS / 1e12) * 1e12,
-        max_concurrent_per_decode=int(spec.get("max_concurrent_per_decode", 16)),
-        bounds=_bounds(spec),
-        hedge=_hedge(spec),
-    )
-
-
-def _hedge(spec: dict[str, Any]) -> HedgeRules:
-    usual = HedgeRules()
-    after, share = spec.get("hedge_prefill_after_s"), spec.get("hedge_max_share", usual.max_share)
-    return HedgeRules(float(after or 0.0), float(share))
-
-
-def _rules(spec: dict[str, Any]) -> Rules:
-    usual = Rules()
-    return Rules(
-        algorithm=spec.get("placement", usual.algorithm),
-        balancing_threshold=float(spec.get("balancing_threshold", usual.balancing_threshold)),
-        explore_share=float(spec.get("explore_share", usual.explore_share)),
-        load_weight=float(spec.get("load_weight", usual.load_weight)),
-    )
-
-
-def _bounds(spec: dict[str, Any]) -> Bounds:
-    """How long requests may wait in each state."""
-    usual = Bounds()
-    return Bounds(
-        ends=spec.get("watchdog", "end") == "end",
-        waiting=float(spec.get("max_waiting_s", usual.waiting)),
-        prefilling=float(spec.get("max_prefilling_s", usual.prefilling)),
-        handing_over=float(spec.get("max_handing_over_s", usual.handing_over)),
-        silence=float(spec.get("max_silence_s", usual.silence)),
-        reply=float(spec.get("max_reply_s", usual.reply)),
-    )
 
 
 def _mode(model: str, rows: list[ViewWorker]) -> str:

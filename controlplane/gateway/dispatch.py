@@ -7,7 +7,7 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from enum import Enum
 
-from controlplane.core.dispatch_queue import DispatchQueue, Offer, QueueRules
+from controlplane.core.dispatch_queue import Beside, DispatchQueue, Offer, QueueRules
 from controlplane.core.fairness import QueuedLeg
 
 
@@ -27,10 +27,12 @@ class Dispatch:
         self._queues: dict[str, DispatchQueue] = {}
         self._where: dict[str, DispatchQueue] = {}  # request -> its queue
         self._waiters: dict[str, asyncio.Future[Turn]] = {}
+        self._waited_for: set[str] = set()  # workers for which legs wait at other gateways
 
     def apply(self, rules: Mapping[str, QueueRules]) -> None:
         """Workers that take new legs, with their rules. Who waits for another goes elsewhere."""
         for worker_id in self._queues.keys() - rules.keys():
+            self._waited_for.discard(worker_id)
             self._end((leg.request_id for leg in self._queues.pop(worker_id).flush()), Turn.GONE)
         for worker_id, rule in rules.items():
             self._grant(self._queue(worker_id).set_rules(rule))
@@ -95,8 +97,24 @@ class Dispatch:
 
     @property
     def anyone_waits(self) -> bool:
-        """At any worker."""
-        return bool(self._waiters)
+        """At any worker, here or at another gateway."""
+        return bool(self._waiters or self._waited_for)
+
+    def is_waited_for(self, worker_id: str) -> bool:
+        """Here or at another gateway."""
+        return worker_id in self._waited_for or self.waiting(worker_id) > 0
+
+    def set_beside(self, worker_id: str, beside: Beside) -> None:
+        """What other gateways have there now; who may go because of it goes."""
+        queue = self._queues.get(worker_id)
+        waited = queue is not None and any(beside.waiting)
+        (self._waited_for.add if waited else self._waited_for.discard)(worker_id)
+        if queue is not None:
+            self._grant(queue.set_beside(beside))
+
+    def queue(self, worker_id: str) -> DispatchQueue | None:
+        """To look at."""
+        return self._queues.get(worker_id)
 
     def waiting(self, worker_id: str) -> int:
         queue = self._queues.get(worker_id)

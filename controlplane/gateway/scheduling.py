@@ -21,7 +21,8 @@ from controlplane.core.routing import (
     order_decode,
 )
 from controlplane.core.text_keys import TextPrompt
-from controlplane.gateway.cluster import Cluster, Policies, WorkerState
+from controlplane.gateway.cluster import Cluster, WorkerState
+from controlplane.gateway.policies import Policies
 from controlplane.gateway.wire import ObservedPlacement
 from workers.core.hashing import block_hashes, root_hash
 from workers.core.ids import BlockHash
@@ -210,12 +211,12 @@ class Scheduler:
         seconds = queue.wait_seconds(now)
         if self._cluster.dispatch.anyone_waits:
             seconds += self._ahead(state, own, num_tokens, standing)
-        return PrefillOption(row.id, row.node_id, own, seconds, len(queue), state.prefill_times)
+        return PrefillOption(row.id, row.node_id, own, seconds, queue.num_legs, state.prefill_times)
 
     def _ahead(self, state: WorkerState, own: int, num_tokens: int, standing: Standing) -> float:
-        """Predicted seconds of those that wait here for the worker and go first."""
+        """Predicted seconds of those that wait at gateways for the worker and go first."""
         dispatch, row = self._cluster.dispatch, state.row
-        if not dispatch.waiting(row.id):
+        if not dispatch.is_waited_for(row.id):
             return 0.0
         seconds = state.prefill_times.predict(num_tokens - own, own)
         share = self._cluster.policies(row.model).admission.hit_min_share
@@ -228,14 +229,17 @@ class Scheduler:
     ) -> DecodeOption:
         """`kv_tokens`: of the request, prompt and expected output."""
         row, slots = state.row, self._cluster.slots
-        running, in_use = slots.running(row.id), slots.kv_tokens(row.id)
+        beside = slots.beside(row.id)
+        running = slots.running(row.id) + beside.slots
+        in_use = slots.kv_tokens(row.id) + beside.kv_tokens
+        cap = min(state.decode_cap, running + slots.room(row.id, state.decode_cap))
         tbt, handover, times = None, 0.0, state.decode_times
         if times.num_samples:
             tbt = times.predict_tbt(running + 1, in_use + kv_tokens)
         if first is not None and first.option.node_id != row.node_id:
             handover = self._handover(state, first, kv_tokens)
         return DecodeOption(
-            row.id, row.node_id, running, state.decode_cap, tbt, handover, in_use,
+            row.id, row.node_id, running, cap, tbt, handover, in_use,
             state.kv_capacity_tokens,
         )  # fmt: skip
 
@@ -288,10 +292,13 @@ class Scheduler:
             for option in plan.decode
             if (seconds := self._cluster.workers[option.worker_id].decode_times.predict_service())
         ]
-        num_slots = sum(option.cap for option in plan.decode)
+        workers = self._cluster.workers
+        num_slots = sum(workers[option.worker_id].decode_cap for option in plan.decode)
         if not services or not num_slots:
             return 0.0
-        ahead = self._cluster.slots.waiting(model) + 1
+        slots = self._cluster.slots
+        others = max(slots.beside(option.worker_id).waiting for option in plan.decode)
+        ahead = slots.waiting(model) + others + 1
         return ahead * (sum(services) / len(services)) / num_slots
 
 

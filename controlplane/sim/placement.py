@@ -10,18 +10,23 @@ import heapq
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from functools import partial
+from itertools import count, permutations
+from typing import TYPE_CHECKING, Final, Literal, get_args
 
+from controlplane.core.agreement import Agreement
 from controlplane.core.expected import ExpectedBlocks
 from controlplane.core.placement import Placing, Rules, place, shared_tokens
 from controlplane.core.prediction import PrefillModel, share_priors
-from controlplane.core.prefill_queue import PrefillQueue
+from controlplane.core.prefill_queue import PrefillQueue, QueueShare
 from controlplane.core.routing import PrefillOption, Priced, Source, TransferCost
 from workers.core.cost_model import CostModel
 
 if TYPE_CHECKING:
     from random import Random
 
+Told = Literal["queues", "samples", "blocks"]
+TELL_AGAIN_SECONDS: Final = 0.5
 Chooser = Callable[[Rules, list[PrefillOption], Placing, Source | None], list[Priced]]
 
 
@@ -37,7 +42,8 @@ class SimRequest:
 @dataclass(frozen=True, slots=True)
 class SimCluster:
     """Alike workers, each on a node of its own. `knows_links`: transfers have a price and a path;
-    `knows_queued`: blocks of prompts on their way count where these go."""
+    `knows_queued`: blocks of prompts on their way count where these go. Requests come to one of
+    `gateways` at random; these learn of each other what is in `tells`, `tell_seconds` later."""
 
     num_workers: int
     node_blocks: int  # capacity of a node's pool
@@ -45,6 +51,9 @@ class SimCluster:
     costs: CostModel
     knows_links: bool = True
     knows_queued: bool = True
+    gateways: int = 1
+    tells: frozenset[Told] = frozenset(get_args(Told))
+    tell_seconds: float = 0.01
 
 
 @dataclass(slots=True)
@@ -55,6 +64,7 @@ class SimResult:
     hit_tokens: int = 0
     prompt_tokens: int = 0
     busy_seconds: list[float] = field(default_factory=list)
+    agreement: Agreement = field(default_factory=Agreement)
 
 
 @dataclass(slots=True)
@@ -63,6 +73,7 @@ class _Job:
     number: int
     priced: Priced
     source_tokens: int
+    gateway: _Gateway
     service_seconds: float = 0.0
     cached_tokens: int = 0
     moved_tokens: int = 0
@@ -77,8 +88,6 @@ class _Worker:
     held: OrderedDict[int, None] = field(default_factory=OrderedDict)
     waiting: list[_Job] = field(default_factory=list)
     busy: bool = False
-    times: PrefillModel = field(default_factory=PrefillModel)
-    queue: PrefillQueue = field(default_factory=PrefillQueue)
 
     def prefix_tokens(self, request: SimRequest) -> int:
         blocks = 0
@@ -98,6 +107,23 @@ class _Worker:
             self.held.popitem(last=False)
 
 
+@dataclass(slots=True)
+class _Known:
+    """What one gateway knows of one worker."""
+
+    times: PrefillModel = field(default_factory=PrefillModel)
+    queue: PrefillQueue = field(default_factory=PrefillQueue)
+    told_at: float = -1.0
+
+
+@dataclass(slots=True)
+class _Gateway:
+    name: str
+    known: dict[str, _Known]
+    expected: ExpectedBlocks = field(default_factory=ExpectedBlocks)
+    turn: int = 0
+
+
 class PlacementSim:
     """One use: `run`."""
 
@@ -109,9 +135,12 @@ class PlacementSim:
             _Worker(f"p{i:02}", f"n{i:02}", cluster.node_blocks, cluster.block_tokens)
             for i in range(cluster.num_workers)
         ]
-        self._by_name = {worker.name: worker for worker in self._workers}
-        self._expected = ExpectedBlocks()
-        self._ends: list[tuple[float, int, str, _Job]] = []
+        self._gateways = [
+            _Gateway(f"g{i}", {worker.name: _Known() for worker in self._workers})
+            for i in range(cluster.gateways)
+        ]
+        self._later: list[tuple[float, int, Callable[[float], None]]] = []
+        self._numbers = count()
         costs = cluster.costs
         per_token = costs.transfer(1_000_000) / 1e6
         link = TransferCost(per_token, costs.transfer(1) - per_token)
@@ -131,39 +160,72 @@ class PlacementSim:
         return self.result
 
     def _until(self, now: float) -> None:
-        while self._ends and self._ends[0][0] <= now:
-            at, _, name, job = heapq.heappop(self._ends)
-            self._ended(self._by_name[name], job, at)
+        while self._later and self._later[0][0] <= now:
+            at, _, event = heapq.heappop(self._later)
+            event(at)
+
+    def _at(self, when: float, event: Callable[[float], None]) -> None:
+        heapq.heappush(self._later, (when, next(self._numbers), event))
 
     def _arrive(self, number: int, request: SimRequest) -> None:
-        now = request.at
+        gateways = self._gateways
+        gateway = gateways[0] if len(gateways) == 1 else self._rng.choice(gateways)
         held = {worker.node_id: worker.prefix_tokens(request) for worker in self._workers}
-        keys = [block.to_bytes(8, "little") for block in request.blocks]
-        expected = self._expected.lengths(keys) if self._cluster.knows_queued else {}
+        chance = self._rng.random()
+        if len(gateways) > 1:
+            self._ask_all(request, held)
+        first = self._placed(gateway, request, held, chance)[0]
+        gateway.turn += 1
+        self._send(gateway, number, request, first)
+
+    def _placed(
+        self, gateway: _Gateway, request: SimRequest, held: dict[str, int], chance: float
+    ) -> list[Priced]:
+        """As this gateway would have it now."""
+        now, workers = request.at, self._workers
+        expected = gateway.expected.lengths(_keys(request)) if self._cluster.knows_queued else {}
         options = [
             PrefillOption(
                 worker.name, worker.node_id,
                 self._usable(request, held[worker.node_id], expected.get(worker.node_id, 0)),
-                worker.queue.wait_seconds(now), len(worker.queue), worker.times,
+                known.queue.wait_seconds(now), known.queue.num_legs, known.times,
             )
-            for worker in self._workers
+            for worker in workers
+            for known in (gateway.known[worker.name],)
         ]  # fmt: skip
         node_id = max(held, key=held.__getitem__)
         source = None
         if held[node_id] and self._cluster.knows_links:
             source = Source(node_id, held[node_id], self._paths[node_id])
-        placing = Placing(
-            request.prompt_tokens, number, self._rng.random(),
-            shared_tokens(held.values(), len(self._workers)),
-        )  # fmt: skip
-        first = self._choose(self._rules, options, placing, source)[0]
-        worker = self._by_name[first.option.worker_id]
+        shared = shared_tokens(held.values(), len(workers))
+        placing = Placing(request.prompt_tokens, gateway.turn, chance, shared)
+        return self._choose(self._rules, options, placing, source)
+
+    def _ask_all(self, request: SimRequest, held: dict[str, int]) -> None:
+        """Every pair of gateways, of this request at this moment; nobody tries out."""
+        plans = [
+            [
+                (one.option.worker_id, one.ttft_seconds)
+                for one in self._placed(g, request, held, 1.0)
+            ]
+            for g in self._gateways
+        ]
+        for one, other in permutations(plans, 2):
+            self.result.agreement.count(one, other[0][0])
+
+    def _send(self, gateway: _Gateway, number: int, request: SimRequest, first: Priced) -> None:
+        now, worker = request.at, self._by_name(first.option.worker_id)
         moved = first.used_prefix_tokens if first.transfer_seconds else 0
         work = first.prefill_seconds + first.transfer_seconds
-        worker.queue.start(str(number), work, request.prompt_tokens, now)
-        full = request.prompt_tokens // self._cluster.block_tokens
-        self._expected.start(str(number), worker.node_id, keys[:full])
-        worker.waiting.append(_Job(request, number, first, moved))
+        gateway.known[worker.name].queue.start(str(number), work, request.prompt_tokens, now)
+        keys = _keys(request)[: request.prompt_tokens // self._cluster.block_tokens]
+        gateway.expected.start(str(number), worker.node_id, keys)
+        if "blocks" in self._cluster.tells:
+            for other in self._others(gateway):
+                self._at(now + self._cluster.tell_seconds,
+                         partial(_expect, other, str(number), worker.node_id, keys))  # fmt: skip
+        self._tell(gateway, worker.name, now)
+        worker.waiting.append(_Job(request, number, first, moved, gateway))
         if not worker.busy:
             self._begin(worker, now)
 
@@ -179,19 +241,21 @@ class PlacementSim:
         prefill = costs.prefill(job.request.prompt_tokens, job.cached_tokens)
         job.service_seconds = prefill + costs.transfer(job.moved_tokens)
         worker.busy = True
-        end = now + job.service_seconds
-        heapq.heappush(self._ends, (end, job.number, worker.name, job))
+        self._at(now + job.service_seconds, partial(self._ended, worker, job))
 
     def _ended(self, worker: _Worker, job: _Job, now: float) -> None:
-        request, result = job.request, self.result
-        seconds = worker.queue.end(str(job.number), now)
+        request, result, gateway = job.request, self.result, job.gateway
+        seconds = gateway.known[worker.name].queue.end(str(job.number), now)
         worker.store(request)
-        self._expected.end(str(job.number))
+        gateway.expected.end(str(job.number))
+        if "blocks" in self._cluster.tells:
+            for other in self._others(gateway):
+                self._at(now + self._cluster.tell_seconds,
+                         partial(_arrived, other, str(job.number)))  # fmt: skip
+        self._tell(gateway, worker.name, now)
         if not job.moved_tokens:
-            worker.times.observe(
-                request.prompt_tokens - job.cached_tokens, job.cached_tokens, seconds
-            )
-            share_priors([one.times for one in self._workers])
+            sample = (request.prompt_tokens - job.cached_tokens, job.cached_tokens, seconds)
+            self._teach(gateway, worker.name, sample, now)
         result.ttft_seconds[job.number] = now - request.at
         result.hit_tokens += job.cached_tokens
         result.prompt_tokens += request.prompt_tokens
@@ -199,3 +263,56 @@ class PlacementSim:
         worker.busy = False
         if worker.waiting:
             self._begin(worker, now)
+
+    # --- several gateways ---
+
+    def _others(self, gateway: _Gateway) -> list[_Gateway]:
+        return [other for other in self._gateways if other is not gateway]
+
+    def _teach(
+        self, gateway: _Gateway, worker: str, sample: tuple[int, int, float], now: float
+    ) -> None:
+        """Learn from a leg, and tell the others what it took."""
+        known = gateway.known[worker]
+        if known.queue.is_shared and known.times.is_too_short(*sample):
+            return
+        _learn(gateway, worker, sample, now)
+        if "samples" in self._cluster.tells:
+            for other in self._others(gateway):
+                self._at(now + self._cluster.tell_seconds, partial(_learn, other, worker, sample))
+
+    def _tell(self, gateway: _Gateway, changed: str, now: float) -> None:
+        """What has changed, and what has not been told for long."""
+        if "queues" not in self._cluster.tells or len(self._gateways) == 1:
+            return
+        for name, known in gateway.known.items():
+            old = len(known.queue) and now - known.told_at > TELL_AGAIN_SECONDS
+            if name == changed or old:
+                known.told_at = now
+                share = known.queue.share(now)
+                self._at(now + self._cluster.tell_seconds,
+                         partial(self._told, gateway, name, share))  # fmt: skip
+
+    def _told(self, gateway: _Gateway, worker: str, share: QueueShare, now: float) -> None:
+        for other in self._others(gateway):
+            other.known[worker].queue.take(gateway.name, share, now)
+
+    def _by_name(self, name: str) -> _Worker:
+        return self._workers[int(name[1:])]
+
+
+def _keys(request: SimRequest) -> list[bytes]:
+    return [block.to_bytes(8, "little") for block in request.blocks]
+
+
+def _learn(gateway: _Gateway, worker: str, sample: tuple[int, int, float], _: float) -> None:
+    gateway.known[worker].times.observe(*sample)
+    share_priors([known.times for known in gateway.known.values()])
+
+
+def _expect(gateway: _Gateway, leg: str, node_id: str, keys: list[bytes], _: float) -> None:
+    gateway.expected.hear(leg, node_id, keys)
+
+
+def _arrived(gateway: _Gateway, leg: str, _: float) -> None:
+    gateway.expected.forget(leg)

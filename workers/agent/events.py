@@ -99,7 +99,8 @@ class Subscriber:
         if isinstance(message, LegReport):
             self._reports.append(message)
         elif isinstance(message, GatewayShare):
-            self._shares[message.gateway] = message
+            before = self._shares.get(message.gateway)
+            self._shares[message.gateway] = message if before is None else message.after(before)
         elif not self._needs_snapshot:
             self._enqueue(message)
         self._flush()

@@ -51,7 +51,9 @@ class Shares:
             return Refused("no_shares", message)
         if fault := fault_of(body):
             return Refused("share", f"TellShare of {session.hello.client_id}: {fault}.")
-        share = GatewayShare(known.gateway, body.shares, body.prefills, body.decodes)
+        share = GatewayShare(
+            known.gateway, body.shares, body.prefills, body.decodes, body.coming, body.ended
+        )
         self._pass_on(session.connection, share)
         return Done(len(self._last) - 1)
 

@@ -2,7 +2,7 @@
 
 A gateway sends `TellShare` on its event stream's connection, for the workers of that node only; the
 agent passes it as `GatewayShare` to the other gateways that subscribed with `shares`. Each message is
-the whole state, so that a lost or overtaken one does no harm; ages are as of sending.
+the whole load, so that a lost or overtaken one does no harm; ages are as of sending.
 """
 
 from __future__ import annotations
@@ -11,11 +11,16 @@ from typing import Final
 
 import msgspec
 
+from workers.core.hashing import BLOCK_HASH_BYTES
+
 MAX_SHARES: Final = 1024
 """Workers in one message."""
 MAX_SAMPLES: Final = 64
 """Of each kind in one message."""
 MAX_CLASSES: Final = 16
+MAX_LEGS: Final = 256
+"""That come or have ended, in one message."""
+MAX_CHAIN_BYTES: Final = BLOCK_HASH_BYTES * 2048
 
 
 class WorkerShare(msgspec.Struct, frozen=True, array_like=True):
@@ -63,12 +68,22 @@ class DecodeSample(msgspec.Struct, frozen=True, array_like=True):
     kv_tokens: int
 
 
+class ComingBlocks(msgspec.Struct, frozen=True, array_like=True):
+    """A leg is on its way to this node, whose chain it will leave there: its block keys, joined."""
+
+    leg: str
+    keys: bytes
+
+
 class TellShare(msgspec.Struct, tag=True, frozen=True):
-    """A gateway's load at the workers of this node; who is not named has none."""
+    """A gateway's load at the workers of this node; who is not named has none. The rest is news
+    since the last one: samples, chains on their way here, legs that are so no more (`ended`)."""
 
     shares: list[WorkerShare]
     prefills: list[PrefillSample] = []
     decodes: list[DecodeSample] = []
+    coming: list[ComingBlocks] = []
+    ended: list[str] = []
 
 
 class GatewayShare(msgspec.Struct, tag=True, frozen=True):
@@ -79,7 +94,21 @@ class GatewayShare(msgspec.Struct, tag=True, frozen=True):
     shares: list[WorkerShare] = []
     prefills: list[PrefillSample] = []
     decodes: list[DecodeSample] = []
+    coming: list[ComingBlocks] = []
+    ended: list[str] = []
     gone: bool = False
+
+    def after(self, before: GatewayShare) -> GatewayShare:
+        """One message for this and an earlier one that has not gone out. Old news give way."""
+        if self.gone:
+            return self
+        return msgspec.structs.replace(
+            self,
+            prefills=[*before.prefills, *self.prefills][-MAX_SAMPLES:],
+            decodes=[*before.decodes, *self.decodes][-MAX_SAMPLES:],
+            coming=[*before.coming, *self.coming][-MAX_LEGS:],
+            ended=[*before.ended, *self.ended][-MAX_LEGS:],
+        )
 
 
 def fault_of(body: TellShare) -> str:
@@ -90,4 +119,9 @@ def fault_of(body: TellShare) -> str:
         return f"more than {MAX_SAMPLES} samples of one kind in one message"
     if any(len(share.waiting) > MAX_CLASSES for share in body.shares):
         return f"more than {MAX_CLASSES} classes wait for one worker"
+    if max(len(body.coming), len(body.ended)) > MAX_LEGS:
+        return f"more than {MAX_LEGS} legs in one message"
+    for chain in body.coming:
+        if not 0 < len(chain.keys) <= MAX_CHAIN_BYTES or len(chain.keys) % BLOCK_HASH_BYTES:
+            return f"{len(chain.keys)} bytes of block keys: {BLOCK_HASH_BYTES} each, 2048 at most"
     return ""

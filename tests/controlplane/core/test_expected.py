@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -28,6 +30,23 @@ def test_a_continuation_finds_what_waits_before_it() -> None:
     expected.end("b")
     assert expected.lengths(chain(1)) == {}
     assert len(expected) == 0
+
+
+def test_changes_are_noted_for_those_who_want_them_and_hearsay_is_not() -> None:
+    expected, keys = ExpectedBlocks(), chain(1, 2)
+    expected.start("a", "n1", keys)
+    assert expected.changes is None
+    expected.changes = deque(maxlen=3)
+    expected.start("b", "n1", keys)
+    expected.start("b", "n1", keys)  # the same once more is no news
+    assert expected.hear("other/c", "n2", chain(1, 2, 3))
+    assert not expected.hear("other/c", "n3", chain(1))
+    assert expected.lengths(chain(1, 2, 3, 4)) == {"n1": 2, "n2": 3}
+    expected.end("b")
+    assert expected.forget("other/c") == "n2"
+    assert expected.forget("other/c") == ""
+    assert list(expected.changes) == [("b", "n1", keys), ("b", "n1", ())]
+    expected.check_integrity()
 
 
 @given(

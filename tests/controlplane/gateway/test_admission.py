@@ -12,8 +12,8 @@ import pytest
 
 from controlplane.core.admission import Predicted, Slo, Standing
 from controlplane.gateway.admission import Desk, Forecast
-from controlplane.gateway.cluster import Policies
 from controlplane.gateway.dispatch import Dispatch
+from controlplane.gateway.policies import Policies
 from controlplane.gateway.stats import Stats
 from controlplane.gateway.wire import Decision, Verdict
 

@@ -14,7 +14,9 @@ from agent_process import AgentProcess
 from workers.client import AsyncAgentClient, make_hello
 from workers.core.errors import RefusedError
 from workers.core.gateway_messages import (
+    MAX_LEGS,
     MAX_SAMPLES,
+    ComingBlocks,
     DecodeSample,
     GatewayShare,
     PrefillSample,
@@ -71,8 +73,10 @@ async def test_load_reaches_the_others_and_ends_with_its_gateway(agent: AgentPro
     await until(lambda: "b" in a.told and "a" in b.told)
     share = WorkerShare("p1", legs=2, seconds=1.5, waiting=[(0, 3, 2.5)])
     samples = [PrefillSample("p1", 100, 20, 0.1)], [DecodeSample("d1", 2, 0.01, 300)]
-    assert a.client.tell(TellShare([share], *samples))
+    coming = [ComingBlocks("r1", b"k" * 32)]
+    assert a.client.tell(TellShare([share], *samples, coming, ["r0"]))
     await until(lambda: b.told["a"].shares)
+    assert (b.told["a"].coming, b.told["a"].ended) == (coming, ["r0"])
     assert b.told["a"].shares == [share]
     assert (b.told["a"].prefills, b.told["a"].decodes) == samples
     late = Gateway(address, "late")
@@ -100,3 +104,16 @@ def test_messages_have_bounds() -> None:
     assert "samples" in fault_of(TellShare([], many))
     assert "classes" in fault_of(TellShare([WorkerShare("p1", waiting=[(0, 1, 1.0)] * 17)]))
     assert "workers" in fault_of(TellShare([WorkerShare(str(i)) for i in range(1025)]))
+    assert "block keys" in fault_of(TellShare([], coming=[ComingBlocks("r", b"k" * 17)]))
+    assert "legs" in fault_of(TellShare([], ended=["r"] * (MAX_LEGS + 1)))
+
+
+def test_news_that_have_not_gone_out_are_kept_with_the_next() -> None:
+    """A slow reader misses no leg; of loads the last one is enough."""
+    old = GatewayShare("a", [WorkerShare("p1", legs=1)], ended=["r0"])
+    new = GatewayShare("a", [WorkerShare("p1", legs=2)], coming=[ComingBlocks("r1", b"k" * 16)])
+    both = new.after(old)
+    assert (both.shares, both.coming, both.ended) == (new.shares, new.coming, ["r0"])
+    many = GatewayShare("a", ended=[str(i) for i in range(MAX_LEGS)])
+    assert len(many.after(both).ended) == MAX_LEGS
+    assert not GatewayShare("a", gone=True).after(both).ended
