@@ -35,4 +35,6 @@ def take_prefill(
 def take_decode(run: Running, worker: WorkerState, tbt_seconds: float) -> None:
     """A stream's mean time between pieces, beside what runs there as it ends."""
     slots, name = run.context.cluster.slots, worker.row.id
-    worker.decoded(slots.running(name), tbt_seconds, slots.kv_tokens(name))
+    beside = slots.beside(name)
+    running, kv_tokens = slots.running(name) + beside.slots, slots.kv_tokens(name)
+    worker.decoded(running, tbt_seconds, kv_tokens + beside.kv_tokens)
