@@ -25,6 +25,7 @@ class PrefillCandidate(Schema):
     prefill_seconds: float
     ttft_seconds: float
     verdict: str  # "chosen", "24 ms slower: queue", "breaks TTFT SLO by 310 ms", ...
+    coming_prefix_tokens: int = 0  # of the own prefix: not stored yet, with prompts on their way
 
 
 class DecodeCandidate(Schema):
