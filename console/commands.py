@@ -1,4 +1,5 @@
-"""Verbs of the package `console`: `console`, `status`, `logs`, `version`."""
+"""Verbs of the package `console`: `console`, `status`, `logs`, `version`, `request`; of `get`: `ledger`,
+`running`, `health`."""
 
 from __future__ import annotations
 
@@ -10,6 +11,8 @@ from typing import Annotated
 
 import typer
 
+from console import get
+from controlplane.commands import get_app
 from workers.core.errors import ConfigError
 from workers.data_dir import default_data_dir
 from workers.supervisor.home import Home
@@ -24,6 +27,7 @@ def register(app: typer.Typer) -> None:
     app.command()(status)
     app.command()(logs)
     app.command()(version)
+    get.register(app, get_app)
     if find_spec("console.tui.commands") is not None:
         register_verbs(app, "console.tui.commands", verb="console", extra="console")
 

@@ -15,7 +15,6 @@ from controlplane.cli_calls import JsonOption, LimitOption, ReasonOption, UrlOpt
 from controlplane.cli_calls import call_control_plane as _call
 from controlplane.cli_calls import show as _show
 from controlplane.doctor.commands import register as register_doctor
-from controlplane.ledger.commands import get_ledger
 from workers.core.errors import ConfigError
 from workers.verbs import register_verbs
 
@@ -29,7 +28,8 @@ PolicyArgument = Annotated[str, typer.Argument(metavar="KIND/SCOPE", help="e.g. 
 KINDS = ("slo", "scheduling", "cache", "admission", "transfer", "records")
 
 get_app = typer.Typer(
-    help="List nodes, workers, requests, rejections, ledger, transfers.", no_args_is_help=True
+    help="List nodes, workers, requests, what runs, rejections, ledger, transfers.",
+    no_args_is_help=True,
 )
 describe_app = typer.Typer(help="Everything about one thing.", no_args_is_help=True)
 policy_app = typer.Typer(help="See and change policies.", no_args_is_help=True)
@@ -50,7 +50,6 @@ def register(app: typer.Typer) -> None:
     ):
         app.add_typer(verbs, name=name)
     app.command("audit")(audit)
-    get_app.command("ledger")(get_ledger)
     anything = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
     app.command("gateway", context_settings=anything)(gateway)
     register_cache(app)

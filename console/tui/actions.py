@@ -16,6 +16,8 @@ from console.tui.pages.cache import CachePage
 from console.tui.pages.confirm import Change, ConfirmPage
 from console.tui.pages.help import HelpPage
 from console.tui.pages.policies import DraftPage, PolicyPage
+from console.tui.pages.requests import RequestsPage
+from console.tui.pages.topology import TopologyPage
 from console.viewmodel import filters, policies
 from controlplane.client_http import ClientError, UnreachableError
 from controlplane.policies.schemas import NODE_POLICIES, PolicyPut, PolicyPutReply, PolicyRevision
@@ -254,7 +256,7 @@ async def _run_entry(app: ConsoleApp, entry: palette.Entry | None, value: str) -
 
 async def prepare(app: ConsoleApp, page: Page, place: Location) -> None:
     """What a page needs before it is drawn."""
-    if isinstance(page, CachePage):
+    if isinstance(page, CachePage | RequestsPage | TopologyPage):
         page.open_view(place.name)
         page.name_shown = ""
         app.trail[-1] = Location(place.noun, filter=place.filter)

@@ -10,7 +10,7 @@ from console.tui.caps import tone_style
 from console.tui.context import Context
 from console.tui.lines import Line, Span, fit, line, table_lines, toned
 from console.tui.pair_lines import node_pair_lines
-from console.viewmodel import jobs, numbers, requests, topology, transfers
+from console.viewmodel import jobs, numbers, requests, topology, transfers, worker_health
 from console.viewmodel.audit import change
 from console.viewmodel.requests import Bar, RequestView
 from console.viewmodel.spec_text import show
@@ -57,7 +57,12 @@ def worker_lines(context: Context, worker_id: str, width: int) -> list[Line]:
         ("last error", worker.last_error or "none"),
     )  # fmt: skip
     rows = tuple(Row(name, (Text(name, "muted"), cell(value))) for name, value in fields)
-    return [line(toned(f" worker {clean(worker_id)}", "strong")), *field_lines(rows, width)]
+    met = worker_health.worker_health(context.snapshot.gateways, worker_id)
+    lines = [line(toned(f" worker {clean(worker_id)}", "strong")), *field_lines(rows, width)]
+    if met.rows:
+        lines.extend([line(""), line(toned(" AS GATEWAYS MEET IT", "strong"))])
+        lines.extend(line(" ", *row) for row in table_lines(met, width - 2))
+    return lines
 
 
 def gateway_lines(context: Context, gateway_id: str, width: int) -> list[Line]:
@@ -177,6 +182,8 @@ def request_lines(context: Context, request_id: str, width: int) -> list[Line]:
     lines.append(line(toned(f" {view.context}", "strong")))
     for table in (view.prefill, view.decode, view.legs):
         lines.extend(line("  ", *row) for row in table_lines(table, width - 3))
+    for remark in view.remarks:
+        lines.extend(_wrapped(" ", remark, width))
     lines.append(line(""))
     lines.extend(_wrapped(" OUTCOME  ", view.outcome, width))
     return lines

@@ -10,10 +10,13 @@ from console import calls
 from console.tui.context import Source
 from console.viewmodel.cache import EVICTION_REASONS
 from console.viewmodel.doctor import is_running
-from console.viewmodel.state import ConsoleState, PairTransfers, Part
+from console.viewmodel.ledger import WINDOW_SECONDS as LEDGER_WINDOW_SECONDS
+from console.viewmodel.state import ConsoleState, LedgerReport, PairTransfers, Part
 from controlplane.client_http import ClientError, StreamState, UnreachableError
 from controlplane.doctor import calls as doctor_calls
 from controlplane.events.schemas import Event
+from controlplane.gateways import calls as running_calls
+from controlplane.ledger import calls as ledger_calls
 from controlplane.transfers import calls as transfer_calls
 
 CLUSTER_METRICS = (
@@ -33,6 +36,8 @@ DOCTOR_IDLE_TURNS = 30
 DOCTOR_EAGER_TURNS = 10
 """After somebody asked for a run, until its report shows."""
 PAIR = "pair:"
+REQUESTS_SECONDS = 2.0
+LEDGER_ROWS = 200
 ROWS_SECONDS = 2.0
 SERIES_SECONDS = 10.0
 REFUSED_PAUSE_SECONDS = 10.0
@@ -71,7 +76,9 @@ class Feed:
         self._clock = clock
         self._on_change = on_change
         self._wants: frozenset[str] = frozenset()
-        self._wanted = {name: asyncio.Event() for name in ("pool", "doctor", "transfers")}
+        self._wanted = {
+            name: asyncio.Event() for name in ("pool", "doctor", "transfers", "requests")
+        }
         self._doctor_skipped = 0
         self._doctor_eager = 0
         self._reload = asyncio.Event()
@@ -83,12 +90,16 @@ class Feed:
 
     def want(self, parts: frozenset[str]) -> None:
         """What the screen in front needs besides what every screen does: `pool`, `pins`, `doctor`,
-        `alarms`, `pair:n1>n2`."""
+        `alarms`, `pair:n1>n2`, `running`, `ledger`."""
         if parts - self._wants:
             self._doctor_skipped = DOCTOR_IDLE_TURNS
             for event in self._wanted.values():
                 event.set()
         self._wants = parts
+
+    def hurry(self, what: str) -> None:
+        """Read one of `pool`, `doctor`, `transfers`, `requests` now."""
+        self._wanted[what].set()
 
     def follow_doctor(self) -> None:
         """A run has been asked for: read its report until it ends."""
@@ -108,6 +119,7 @@ class Feed:
             group.create_task(self._poll(self._read_pins, PINS_SECONDS))
             group.create_task(self._poll(self._read_doctor, DOCTOR_SECONDS, wanted["doctor"]))
             group.create_task(self._poll(self._read_transfers, MATRIX_SECONDS, wanted["transfers"]))
+            group.create_task(self._poll(self._read_requests, REQUESTS_SECONDS, wanted["requests"]))
 
     async def _follow(self) -> None:
         last_event_id: str | None = None
@@ -258,6 +270,18 @@ class Feed:
             found = await self.source.send(transfer_calls.nodes(source, target))
             self.state.load(self._clock(), pair=PairTransfers(source, target, found))
         self._on_change(frozenset({"matrix"}))
+
+    async def _read_requests(self) -> None:
+        """The gateways are asked for what runs, the ledger for who was turned away."""
+        if "running" in self._wants:
+            found = await self.source.send(running_calls.running())
+            self.state.load(self._clock(), running=found)
+            self._on_change(frozenset({"running"}))
+        if "ledger" in self._wants:
+            page = await self.source.send(ledger_calls.ledger(limit=LEDGER_ROWS))
+            summary = await self.source.send(ledger_calls.summary(LEDGER_WINDOW_SECONDS))
+            self.state.load(self._clock(), ledger=LedgerReport(page, summary))
+            self._on_change(frozenset({"ledger"}))
 
     async def _read_jobs(self) -> None:
         """Later changes come as events."""

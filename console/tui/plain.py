@@ -11,6 +11,11 @@ from console.tui.lines import Line, header_line, line, plain_text, row_line, tab
 from console.tui.pages.doctor import check_lines
 from console.tui.pages.overview import evictions_of, hit_rate_of, service_lines
 from console.tui.pool_lines import pool_head_lines
+from console.tui.request_lines import (
+    health_head_lines,
+    ledger_head_lines,
+    running_head_lines,
+)
 from console.tui.widgets.heatmap import worst_table
 from console.viewmodel import (
     audit,
@@ -18,18 +23,22 @@ from console.viewmodel import (
     curve,
     doctor,
     jobs,
+    ledger,
     node_pair,
     policies,
     pool,
     requests,
+    running,
     topology,
     transfers,
+    worker_health,
 )
 from console.viewmodel.heatmap import Heatmap
 from console.viewmodel.overview import overview
 from console.viewmodel.table import Table
 
 WORST_CELLS = 10
+_TALL = 1000
 
 
 def screen_text(context: Context, noun: str, name: str = "", actor: str = "") -> str:
@@ -80,6 +89,13 @@ def _topology(context: Context) -> list[Line]:
         *_table(context, "NODES", topology.nodes(context.snapshot, now=context.now)),
         *_table(context, "WORKERS", topology.workers(context.snapshot)),
         *_table(context, "PAIRINGS, last 5 min", pairs),
+        line(""),
+        *health_head_lines(context, context.width)[:-1],
+        *_table(
+            context,
+            "WORKERS AS GATEWAYS MEET THEM, worst first",
+            worker_health.worker_health(context.snapshot.gateways),
+        ),
     ]
 
 
@@ -147,6 +163,29 @@ def _requests(context: Context) -> list[Line]:
     return _table(context, "REQUESTS, newest last", table)
 
 
+def _in_flight(context: Context) -> list[Line]:
+    return [
+        line(""),
+        *running_head_lines(context, context.width)[:-1],
+        *_table(
+            context,
+            "IN FLIGHT, nearest to its bound first",
+            running.running(context.snapshot.running),
+        ),
+    ]
+
+
+def _rejections(context: Context) -> list[Line]:
+    report = context.snapshot.ledger
+    entries = report.page.items if report else []
+    table = ledger.ledger(entries, now=context.server_now, tz=context.tz)
+    return [
+        line(""),
+        *ledger_head_lines(context, context.width, _TALL)[:-1],
+        *_table(context, "REJECTIONS AND PROBES, newest first", table),
+    ]
+
+
 def _policies(context: Context) -> list[Line]:
     found = context.snapshot.policies
     table = policies.policies(found, now=context.server_now, tz=context.tz)
@@ -172,6 +211,8 @@ _SCREENS: dict[str, Callable[[Context], list[Line]]] = {
     "jobs": _jobs,
     "doctor": _doctor,
     "audit": _audit,
+    "in-flight": _in_flight,
+    "rejections": _rejections,
 }
 _DETAILS: dict[str, Callable[[Context, str, int], list[Line]]] = {
     "node": details.node_lines,

@@ -14,16 +14,19 @@ from typing import TypeVar
 from console import calls
 from console.tui.caps import Caps, is_utf8
 from console.tui.context import Context
-from console.tui.feed import CLUSTER_METRICS, NODE_METRICS, SNAPSHOT_ROWS
+from console.tui.feed import CLUSTER_METRICS, LEDGER_ROWS, NODE_METRICS, SNAPSHOT_ROWS
 from console.tui.localtime import LocalZone
 from console.tui.plain import screen_text, screens
 from console.viewmodel.freshness import freshness
+from console.viewmodel.ledger import WINDOW_SECONDS as LEDGER_WINDOW_SECONDS
 from console.viewmodel.overview import headline, overview
-from console.viewmodel.state import ConsoleState, PairTransfers
+from console.viewmodel.state import ConsoleState, LedgerReport, PairTransfers
 from controlplane.calls import Call
 from controlplane.client import AsyncClient, Client, ClientError, find_token
 from controlplane.client_http import UnreachableError
 from controlplane.doctor import calls as doctor_calls
+from controlplane.gateways import calls as running_calls
+from controlplane.ledger import calls as ledger_calls
 from controlplane.transfers import calls as transfer_calls
 from workers.core.errors import ConfigError
 
@@ -123,6 +126,7 @@ def read_context(client: Client, noun: str = "", name: str = "") -> Context:
         jobs=found.items if found else None,
     )
     _read_paths(client, state, noun, name)
+    _read_requests(client, state, noun)
     snapshot = state.snapshot()
     now = monotonic()
     size = shutil.get_terminal_size((120, 40))
@@ -153,6 +157,17 @@ def _read_paths(client: Client, state: ConsoleState, noun: str, name: str) -> No
         found = _where_offered(client, transfer_calls.nodes(source, target))
         if found is not None:
             state.load(monotonic(), pair=PairTransfers(source, target, found))
+
+
+def _read_requests(client: Client, state: ConsoleState, noun: str) -> None:
+    """What the gateways say of what runs, or the ledger."""
+    if noun == "in-flight":
+        state.load(monotonic(), running=_where_offered(client, running_calls.running()))
+    if noun == "rejections":
+        page = _where_offered(client, ledger_calls.ledger(limit=LEDGER_ROWS))
+        summary = _where_offered(client, ledger_calls.summary(LEDGER_WINDOW_SECONDS))
+        if page is not None and summary is not None:
+            state.load(monotonic(), ledger=LedgerReport(page, summary))
 
 
 def _where_offered(client: Client, call: Call[T]) -> T | None:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from console.viewmodel import numbers
+from console.viewmodel import numbers, running
 from console.viewmodel.jobs import done_text, is_live
 from console.viewmodel.pool import group_name, short_name
-from console.viewmodel.table import Text
+from console.viewmodel.table import Text, cell
 from controlplane.cache.schemas import (
     CachePin,
     CachePinned,
@@ -18,6 +18,7 @@ from controlplane.cache.schemas import (
     CacheUnpin,
 )
 from controlplane.doctor.schemas import DoctorReport, DoctorRun
+from controlplane.gateways.running_schemas import RequestCancel, RunningRequest
 from controlplane.jobs.schemas import Job
 from controlplane.nodes.pool_schemas import PoolGroup, PoolReport
 from workers.core.doctor_messages import DEFAULT_PROBE_BYTES
@@ -30,13 +31,16 @@ MAX_PROBED_PAIRS = 128
 NAME_DIGITS = 12
 """Of a namespace, in the name that one types to agree to a purge."""
 
-Body = CachePin | CacheUnpin | CachePurge | CachePrefetch | DoctorRun
-Kind = Literal["pin", "unpin", "purge", "prefetch", "cancel", "undo", "doctor"]
+Body = CachePin | CacheUnpin | CachePurge | CachePrefetch | DoctorRun | RequestCancel
+Kind = Literal[
+    "pin", "unpin", "purge", "prefetch", "cancel", "undo", "doctor", "cancel_request"
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Act:
-    """`typed` must be repeated by hand where it is given. Of `body` and `job_id` one is set."""
+    """`typed` must be repeated by hand where it is given. Of `body` and `job_id` one is set;
+    `request_id` beside the body of a running request's cancel."""
 
     kind: Kind
     title: str
@@ -45,6 +49,7 @@ class Act:
     typed: str = ""
     body: Body | None = None
     job_id: int | None = None
+    request_id: str = ""
 
 
 def of_group(action: str, key: str, report: PoolReport) -> Act | str:
@@ -162,6 +167,32 @@ def undo(job: Job) -> Act | None:
     return Act("undo", f"UNDO job {job.id} {job.kind} {job.target}", "Undo", lines, job_id=job.id)
 
 
+def cancel_request(item: RunningRequest) -> Act:
+    """End a request in flight, at its gateway."""
+    name = numbers.short_id(item.request_id)
+    waits = f"{item.state.replace('_', ' ')}, for {numbers.duration(item.age_seconds)}"
+    if item.waits_for:
+        waits += f"; waits {numbers.duration(item.wait_seconds)} for {item.waits_for}"
+    left = running.seconds_left(item)
+    if left is None:
+        bound = "ok    the policy has no bound for this wait: nothing else ends it but its client"
+    elif item.at_bound == "report":
+        bound = "ok    the policy would only report it (watchdog: report), never end it"
+    else:
+        bound = f"ok    without this the policy ends it in {numbers.duration(max(0.0, left))}"
+    lines = (
+        cell(f"      {item.tenant or 'no tenant'}, {item.model}, at {item.gateway}: {waits}"),
+        Text("warn  its client gets 503 cancelled_by_operator, or an error event in a stream that has begun", "warn"),
+        Text(f"warn  what was computed of {numbers.count(item.prompt_tokens)} prompt tokens and of its output is lost to it; blocks stored stay in the pool", "warn"),
+        Text("ok    its decode slot, its place in queues and its pins are given back; no worker is blamed"),
+        cell(bound),
+        Text("undo  none; its client may send it again", "muted"),
+    )  # fmt: skip
+    body = RequestCancel(gateway=item.gateway)
+    title = f"CANCEL request {name}"
+    return Act("cancel_request", title, f"Cancel {name}", lines, body=body, request_id=item.request_id)  # fmt: skip
+
+
 def run_doctor(
     report: DoctorReport | None, num_nodes: int, pair: tuple[str, str] | None = None
 ) -> Act | str:
@@ -202,7 +233,7 @@ def with_reason(act: Act, reason: str) -> Act:
     """The act with the reason for the audit row."""
     if act.body is None:
         return act
-    return Act(act.kind, act.title, act.button, act.lines, act.typed, act.body.model_copy(update={"reason": reason}))  # fmt: skip
+    return replace(act, body=act.body.model_copy(update={"reason": reason}))
 
 
 def _selection(group: PoolGroup) -> dict[str, str]:

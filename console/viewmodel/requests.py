@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import tzinfo
 
-from console.viewmodel import numbers
+from console.viewmodel import numbers, placement
 from console.viewmodel.filters import FieldKind
 from console.viewmodel.table import Column, Fact, Row, Table, Text, Tone, cell, clean
 from controlplane.decisions.schemas import Decision, DecodeCandidate, Phase, PrefillCandidate
@@ -77,6 +77,7 @@ class RequestView:
     legs: Table
     outcome: Text
     context: str
+    remarks: tuple[Text, ...] = ()  # of admission, and of what `observe` would have done
 
 
 def requests(decisions: Sequence[Decision], *, now: float, tz: tzinfo) -> Table:
@@ -212,6 +213,7 @@ PREFILL_COLUMNS = (
     Column("worker", "PREFILL", 10),
     Column("node", "NODE", 8, drop=3),
     Column("own", "OWN PREFIX", 10, "right", drop=2),
+    Column("coming", "OF IT COMING", 12, "right", drop=4),
     Column("used", "USED PREFIX", 11, "right"),
     Column("queue", "T_QUEUE", 9, "right"),
     Column("transfer", "T_TRANSFER", 10, "right", drop=1),
@@ -262,6 +264,9 @@ def request(decision: Decision, *, now: float, tz: tzinfo) -> RequestView:
         legs=Table(LEG_COLUMNS, _legs(decision), "No leg has reported yet."),
         outcome=_outcome(decision),
         context=_context(decision, tz),
+        remarks=tuple(
+            t for t in (placement.admission(decision), placement.observed(decision)) if t
+        ),
     )
 
 
@@ -314,6 +319,9 @@ def _head(decision: Decision, now: float, tz: tzinfo) -> tuple[Text, ...]:
     hit = f"hit {_hit_text(decision)} % of prompt tokens requested"
     when = f"{numbers.stamp(decision.at, now, tz)}  via {decision.gateway_id}  {route(decision)}"
     lines = [cell(first, "strong"), cell(f"{when}  {hit}")]
+    waited = placement.waited(decision)
+    if waited:
+        lines.append(cell(waited))
     if policies:
         lines.append(cell(f"policy {policies}", "muted"))
     if decision.emulated:
@@ -333,6 +341,7 @@ def _prefill_row(candidate: PrefillCandidate, decision: Decision) -> Row:
         cell(candidate.worker_id, tone),
         cell(candidate.node_id, tone),
         Text(numbers.count(candidate.own_prefix_tokens), tone),
+        Text(numbers.count(candidate.coming_prefix_tokens), tone),
         Text(numbers.count(candidate.used_prefix_tokens), tone),
         Text(numbers.duration(candidate.queue_seconds), tone),
         Text(numbers.duration(candidate.transfer_seconds), tone),

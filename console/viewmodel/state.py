@@ -20,8 +20,10 @@ from controlplane.decisions.schemas import Decision
 from controlplane.doctor.schemas import DoctorReport
 from controlplane.events.schemas import Event
 from controlplane.fleet.schemas import Worker
+from controlplane.gateways.running_schemas import RunningList
 from controlplane.gateways.schemas import Gateway
 from controlplane.jobs.schemas import Job
+from controlplane.ledger.schemas import LedgerList, LedgerSummary
 from controlplane.nodes.pool_schemas import PoolReport
 from controlplane.nodes.schemas import Node
 from controlplane.policies.schemas import PolicyRevision
@@ -41,7 +43,7 @@ MAX_JOBS = 200
 
 Part = Literal[
     "reset", "overview", "history", "nodes", "workers", "gateways", "policies", "decisions", "audit",
-    "matrix", "pool", "jobs", "doctor",
+    "matrix", "pool", "jobs", "doctor", "running", "ledger",
 ]  # fmt: skip
 PARTS: frozenset[Part] = frozenset(
     (
@@ -57,6 +59,8 @@ PARTS: frozenset[Part] = frozenset(
         "pool",
         "jobs",
         "doctor",
+        "running",
+        "ledger",
     )
 )
 
@@ -68,6 +72,14 @@ class PairTransfers:
     source: str
     target: str
     found: NodeTransferList
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerReport:
+    """The newest entries of the ledger, and what the last hour comes to."""
+
+    page: LedgerList
+    summary: LedgerSummary
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +107,8 @@ class Snapshot:
     doctor: DoctorReport | None = None
     pair: PairTransfers | None = None
     alarms: NodeTransferList | None = None  # its alarms alone
+    running: RunningList | None = None
+    ledger: LedgerReport | None = None
 
     @property
     def emulated(self) -> bool:
@@ -139,6 +153,8 @@ class ConsoleState:
         self._doctor: DoctorReport | None = None
         self._pair: PairTransfers | None = None
         self._alarms: NodeTransferList | None = None
+        self._running: RunningList | None = None
+        self._ledger: LedgerReport | None = None
         self._received: float | None = None
         self._row_received: dict[str, float] = {}
         self._server_time: float | None = None
@@ -175,6 +191,8 @@ class ConsoleState:
         doctor: DoctorReport | None = None,
         pair: PairTransfers | None = None,
         alarms: NodeTransferList | None = None,
+        running: RunningList | None = None,
+        ledger: LedgerReport | None = None,
     ) -> None:
         """Take what REST says; a list given replaces the old one, None leaves it."""
         if overview is not None:
@@ -185,6 +203,7 @@ class ConsoleState:
             self.history.load(series)
         self._doctor, self._pair = doctor or self._doctor, pair or self._pair
         self._alarms = alarms or self._alarms
+        self._running, self._ledger = running or self._running, ledger or self._ledger
         self._load_pool(pool, pins, jobs)
         self._load_cluster(now, nodes, workers, gateways)
         if policies is not None:
@@ -262,6 +281,8 @@ class ConsoleState:
             self._doctor,
             self._pair,
             self._alarms,
+            self._running,
+            self._ledger,
         )
 
     def _take_overview(self, overview: Overview, now: float) -> None:

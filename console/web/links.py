@@ -14,6 +14,7 @@ _ROOT_OF = {
     "request": "/requests",
     "requests": "/requests",
     "rejections": "/rejections",
+    "in-flight": "/in-flight",
     "policy": "/policies",
     "policies": "/policies",
     "job": "/jobs",

@@ -22,7 +22,9 @@ from console.web.website import Website
 
 FigureView = Literal["hit-rate", "evictions"]
 PoolView = Literal["tiers", "tenants", "what-if", "pins"]
-ActKind = Literal["pin", "unpin", "prefetch", "purge", "cancel", "undo", "doctor"]
+ActKind = Literal[
+    "pin", "unpin", "prefetch", "purge", "cancel", "undo", "doctor", "cancel_request"
+]  # fmt: skip
 FigureName = Literal["hit-rate", "evictions", "transfers", "node-transfers"]
 
 
@@ -70,6 +72,10 @@ def _add_pages(router: APIRouter, site: Website) -> None:
     @router.get("/requests")
     async def request_list(request: Request) -> Response:
         return await site.page(request, requests.requests_page)
+
+    @router.get("/in-flight")
+    async def in_flight(request: Request) -> Response:
+        return await site.page(request, requests.in_flight_page)
 
     @router.get("/rejections")
     async def rejections(request: Request) -> Response:

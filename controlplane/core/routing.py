@@ -49,6 +49,7 @@ class PrefillOption(msgspec.Struct, frozen=True, gc=False):
     queue_seconds: float
     running: int
     times: PrefillTimes
+    coming_tokens: int = 0  # of the own prefix: not there yet, with prompts on their way
 
 
 class PrefillCandidate(msgspec.Struct, frozen=True):
@@ -63,6 +64,7 @@ class PrefillCandidate(msgspec.Struct, frozen=True):
     prefill_seconds: float
     ttft_seconds: float
     verdict: str
+    coming_prefix_tokens: int = 0
 
 
 class DecodeOption(msgspec.Struct, frozen=True, gc=False):
@@ -168,6 +170,7 @@ def prefill_candidates(
             prefill_seconds=priced.prefill_seconds,
             ttft_seconds=priced.ttft_seconds,
             verdict=_verdict(priced, ordered[0], by_turn, broken_slo_seconds),
+            coming_prefix_tokens=priced.option.coming_tokens,
         )
         for priced in ordered
     ]

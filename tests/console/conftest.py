@@ -19,6 +19,7 @@ from path_objects import (
     make_transfers,
 )
 from pool_objects import make_group, make_job, make_pool, make_pool_node, make_tier
+from request_objects import make_gateways, make_ledger, make_running, make_summary
 
 from controlplane.audit.schemas import AuditRow
 from controlplane.cache.schemas import CachePinList, CachePinned
@@ -32,8 +33,10 @@ from controlplane.decisions.schemas import (
 )
 from controlplane.doctor.schemas import DoctorReport
 from controlplane.fleet.schemas import Worker
+from controlplane.gateways.running_schemas import RunningList
 from controlplane.gateways.schemas import Gateway
 from controlplane.jobs.schemas import Job
+from controlplane.ledger.schemas import FalseRejects, LedgerList, LedgerSummary
 from controlplane.nodes.pool_schemas import PoolReport
 from controlplane.nodes.schemas import Node
 from controlplane.policies.schemas import (
@@ -230,6 +233,13 @@ class World:
     transfers: NodeTransferList = field(
         default_factory=lambda: NodeTransferList(rows=[], total=0, links=[], alarms=[])
     )
+    running: RunningList = field(default_factory=lambda: RunningList(items=[]))
+    ledger: LedgerList = field(default_factory=lambda: LedgerList(items=[]))
+    summary: LedgerSummary = field(
+        default_factory=lambda: make_summary(
+            rejected=0, shed=0, probes=0, false_rejects=FalseRejects(), classes=[]
+        )
+    )
     node_pair = staticmethod(make_node_pair)
     report = staticmethod(make_report)
     pair_transfers = staticmethod(make_transfers)
@@ -286,6 +296,10 @@ class World:
             ],
             doctor=make_doctor(AT, tuple(node.id for node in nodes), ("node-02", "node-09")),
             transfers=make_report("node-02", "node-09"),
+            running=make_running(AT),
+            ledger=make_ledger(AT),
+            summary=make_summary(),
+            gateways=make_gateways(AT),
             pool=make_pool(),
             pins=CachePinList(items=[
                 CachePinned(name="system-prompt", node=f"node-{i:02d}", blocks=48, bytes=48 * 32 * 2**20, share=0.009, chains=2, expires_at=AT + timedelta(minutes=20))

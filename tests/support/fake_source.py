@@ -16,6 +16,7 @@ from controlplane.decisions.schemas import Decision, DecisionList
 from controlplane.doctor.schemas import DoctorReport
 from controlplane.events.schemas import Event
 from controlplane.fleet.schemas import Worker
+from controlplane.gateways.running_schemas import RequestCancelled
 from controlplane.gateways.schemas import Gateway
 from controlplane.jobs.schemas import JobList
 from controlplane.nodes.schemas import Node
@@ -80,6 +81,9 @@ class FakeSource:
                 "/api/v1/cache/pins": self.world.pins,
                 "/api/v1/jobs": JobList(items=self.world.jobs),
                 "/api/v1/doctor": self.world.doctor,
+                "/api/v1/requests": self.world.running,
+                "/api/v1/ledger": self.world.ledger,
+                "/api/v1/ledger/summary": self.world.summary,
                 "/api/v1/transfers/nodes": self.world.transfers,
             }[call.path]  # fmt: skip
         if self.refuse is not None:
@@ -90,6 +94,9 @@ class FakeSource:
                 number=4, state="running", actor="ana", started_at=self.world.at, total=16
             )
             return self.world.doctor
+        if call.path.startswith("/api/v1/requests/"):
+            item = self.world.running.items[0]
+            return RequestCancelled(cancelled=item)
         if call.path.startswith("/api/v1/cache/"):
             kind = call.path.rpartition("/")[2]
             return CacheJob(

@@ -52,6 +52,8 @@ class ActPage(PanelPage):
             return ["Cache"]
         if self.act.kind == "doctor":
             return ["Doctor", "run"]
+        if self.act.kind == "cancel_request":
+            return ["Requests", "cancel"]
         return ["Jobs" if self.act.job_id else "Cache", self.act.kind]
 
     def ask(self, act: Act, now: float) -> None:

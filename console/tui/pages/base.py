@@ -27,8 +27,10 @@ class Location:
     def parse(cls, path: str) -> Location:
         """`node/n1`, `cache`, `policy/slo/default`."""
         noun, _, name = path.partition("/")
-        if noun in ("rejections", "kvwait") or path == "requests/slow":
-            return cls("requests", filter="status=rejected" if noun == "rejections" else "")
+        if noun in ("rejections", "in-flight"):
+            return cls("requests", noun.replace("-", "_"))
+        if noun == "kvwait" or path == "requests/slow":
+            return cls("requests")
         if noun == "transfers":
             return cls("pair", name) if "/" in name else cls(noun)
         return cls(noun, name)

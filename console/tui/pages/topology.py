@@ -1,4 +1,4 @@
-"""Topology: nodes and workers, pairings."""
+"""Topology: nodes and workers, pairings, workers as the gateways meet them."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from console.tui.context import Context
 from console.tui.frame import COMPACT_HEIGHT, DETAIL_WIDTH, WIDE_WIDTH
 from console.tui.lines import LinesView, line, table_lines, toned
 from console.tui.pages.base import Page
+from console.tui.request_lines import health_head_lines
 from console.tui.widgets.rows import RowsView
-from console.viewmodel import topology
+from console.viewmodel import topology, worker_health
+from console.viewmodel.filters import FieldKind
 from console.viewmodel.table import Table
 
 
@@ -24,12 +26,12 @@ class TopologyPage(Page):
     """
     noun = "topology"
     title = "Topology"
-    fields = topology.FIELDS
-    views = ("nodes", "workers", "pairings")
+    views = ("nodes", "workers", "pairings", "health")
     url = "/topology"
 
     def __init__(self) -> None:
         super().__init__()
+        self._head = LinesView()
         self._rows = RowsView()
         self._below = LinesView()
         self._detail = LinesView("detail")
@@ -39,9 +41,28 @@ class TopologyPage(Page):
         """The list, pairings below, the row at the cursor beside."""
         with Horizontal():
             with Vertical(id="main"):
+                yield self._head
                 yield self._rows
                 yield self._below
             yield self._detail
+
+    @property
+    def fields(self) -> dict[str, FieldKind]:  # type: ignore[override]  # of the view
+        """What the view's filter knows."""
+        return worker_health.FIELDS if self.view == "health" else topology.FIELDS
+
+    def open_view(self, name: str) -> None:
+        """`health`: the last part of a console path."""
+        if name in self.views:
+            self.view_index = self.views.index(name)
+
+    def do(self, action: str) -> bool:
+        """A filter of one table means nothing on another one."""
+        fields = self.fields
+        done = super().do(action)
+        if self.fields is not fields:
+            self.filtered = type(self.filtered)()
+        return done
 
     def rows_view(self) -> RowsView:
         """The list."""
@@ -52,6 +73,10 @@ class TopologyPage(Page):
         self._shown = context
         table = Table((), (), context.loading) if context.loading else self._table(context)
         self._rows.set_table(self.filtered.apply(table), stale=context.stale)
+        health = self.view == "health" and not context.loading
+        self._head.display = health
+        pane = DETAIL_WIDTH if context.width >= WIDE_WIDTH else 0
+        self._head.show(health_head_lines(context, context.width - pane) if health else [])
         roomy = context.height >= COMPACT_HEIGHT and self.view == "nodes" and not context.loading
         self._below.display = roomy
         needed = max(2, self.filtered.shown + 1)
@@ -86,4 +111,6 @@ class TopologyPage(Page):
             return topology.workers(context.snapshot)
         if self.view == "pairings":
             return topology.pairings(context.snapshot.decisions, now=context.server_now)
+        if self.view == "health":
+            return worker_health.worker_health(context.snapshot.gateways)
         return topology.nodes(context.snapshot, now=context.now)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from console.viewmodel import cache, overview, requests, topology
+from console.viewmodel import cache, overview, requests, topology, worker_health
 from console.viewmodel.history import History
 from console.viewmodel.table import Table
 from console.web.links import path
@@ -38,6 +38,8 @@ async def topology_page(context: Context) -> Page:
     """Nodes, workers, pairings."""
     snapshot, viewer = context.snapshot, context.viewer
     recent = await context.client.decisions(limit=200)
+    gateways = await context.client.gateways()
+    met = worker_health.worker_health(gateways)
     nodes = filtered(topology.nodes(snapshot, now=MONOTONIC_NOW), viewer, topology.FIELDS)
     workers = filtered(topology.workers(snapshot), viewer, topology.FIELDS)
     shown = {"nodes": nodes.count, "workers": workers.count} if viewer.filter else {}
@@ -45,6 +47,9 @@ async def topology_page(context: Context) -> Page:
         "nodes": nodes.table,
         "workers": workers.table,
         "pairings": topology.pairings(recent.items, now=context.now),
+        "met": replace(met, rows=met.rows[:MAX_ROWS]),
+        "met_more": max(0, len(met.rows) - MAX_ROWS),
+        "met_head": worker_health.head(gateways),
         "filter_error": nodes.error,
         "counts": {name: f", {shown[name]}" if shown else "" for name in ("nodes", "workers")},
     }
@@ -86,8 +91,10 @@ async def worker_page(context: Context, worker_id: str) -> Page:
         raise _unknown("worker", worker_id, [row.key for row in table.rows])
     recent = await context.client.decisions(worker=worker_id, limit=MAX_ROWS)
     served = requests.requests(recent.items[::-1], now=context.now, tz=context.viewer.tz)
+    gateways = await context.client.gateways()
     data = {
         "row": row,
+        "met": worker_health.worker_health(gateways, worker_id),
         "facts": list(zip(table.columns, row.cells, strict=True)),
         "requests": newest_first(served, "This worker has served no request yet."),
     }

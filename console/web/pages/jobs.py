@@ -5,17 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from console import calls
-from console.viewmodel import acts, jobs
+from console.viewmodel import acts, jobs, running
 from console.viewmodel.acts import Act
 from controlplane.calls import Call
 from controlplane.client_http import ClientError
 from controlplane.doctor import calls as doctor_calls
 from controlplane.doctor.schemas import DoctorRun
+from controlplane.gateways import calls as running_calls
+from controlplane.gateways.running_schemas import RequestCancel, RunningList
 from controlplane.jobs.schemas import Job
 from controlplane.schema_base import Problem
 
 from .base import Context, Page, filtered
 from .pool import MAX_JOBS, read_pool
+from .requests import MAX_RUNNING
 from .transfers import probe_of
 
 
@@ -68,12 +71,22 @@ async def act_of(context: Context, kind: str, target: str) -> dict[str, object]:
 def _call_of(act: Act) -> Call[Any]:
     if isinstance(act.body, DoctorRun):
         return doctor_calls.run(act.body)
+    if isinstance(act.body, RequestCancel):
+        return running_calls.cancel(act.request_id, act.body)
     return calls.job_act(act, "") if act.job_id is not None else calls.cache_act(act)
 
 
 async def _act(context: Context, kind: str, target: str) -> Act | str:
     if kind == "doctor":
         return await probe_of(context, target)
+    if kind == "cancel_request":
+        found: RunningList = await context.client.send(running_calls.running(MAX_RUNNING))
+        item = running.find(found, target)
+        return (
+            acts.cancel_request(item)
+            if item
+            else "This request has ended: it is not in flight any more."
+        )
     if kind == "cancel":
         job = await _job(context, target)
         return acts.cancel(job) or f"Job {job.id} is {job.state}: there is nothing to cancel."
@@ -81,9 +94,9 @@ async def _act(context: Context, kind: str, target: str) -> Act | str:
         job = await _job(context, target)
         return acts.undo(job) or f"Job {job.id} cannot be taken back: {job.undo.how or 'nothing of it is left'}."  # fmt: skip
     if kind == "unpin":
-        found = await context.client.send(calls.pins())
+        pins = await context.client.send(calls.pins())
         name = target.rpartition("/")[0]
-        return acts.unpin([pin for pin in found.items if pin.name == name]) or "This pin is gone."
+        return acts.unpin([pin for pin in pins.items if pin.name == name]) or "This pin is gone."
     report = await read_pool(context)
     if target.split("/", maxsplit=1)[0] in ("tenant", "namespace"):
         return acts.of_group(kind, target, report)

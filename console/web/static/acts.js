@@ -1,5 +1,5 @@
 /**
- * Acts on the cache, on jobs and of the doctor: the server says what one would do, the operator agrees (and types
+ * Acts on the cache, on jobs, on running requests and of the doctor: the server says what one would do, the operator agrees (and types
  * the name of what cannot be undone), then one request. The token is the policy form's: it lives in
  * this tab's session storage and goes nowhere but into the Authorization header.
  */
@@ -125,7 +125,8 @@ async function send() {
       body: act.body ? JSON.stringify({ ...act.body, reason }) : undefined,
     });
     const body = await reply.json().catch(() => ({}));
-    if (reply.ok) done(body.job ?? body);
+    if (reply.ok && body.cancelled) cancelled(body.cancelled);
+    else if (reply.ok) done(body.job ?? body);
     else refused(reply.status, body);
   } catch {
     say("No answer from the control plane: look at Jobs, or Doctor, before trying again.", "bad");
@@ -134,10 +135,21 @@ async function send() {
   }
 }
 
+/** @param {{ request_id: string, gateway: string, state: string }} request */
+function cancelled(request) {
+  const state = request.state.replace("_", " ");
+  finished(`Cancelled request ${request.request_id} at ${request.gateway}, which was ${state}.`);
+}
+
 /** @param {{ id?: number, kind?: string, state?: string, number?: number, total?: number }} job */
 function done(job) {
   const run = `Run ${job.number} of the doctor has begun: ${job.total} answers are awaited.`;
-  say(job.number === undefined ? `Job ${job.id} ${job.kind} is ${job.state}.` : run, "good");
+  finished(job.number === undefined ? `Job ${job.id} ${job.kind} is ${job.state}.` : run);
+}
+
+/** @param {string} text */
+function finished(text) {
+  say(text, "good");
   act = null;
   part("#act-yes").textContent = "Close";
   part('[data-part="token"]').hidden = true;

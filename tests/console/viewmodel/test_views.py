@@ -165,7 +165,7 @@ class TestRequests:
         view = requests.request(world.decision(1), now=world.now, tz=UTC)
         assert [row.key for row in view.prefill.rows] == ["prefill:p3", "prefill:p1"]
         assert [c.text for c in view.prefill.rows[1].cells][3:] == [
-            "0", "8,192", "12 ms", "107 ms", "118 ms", "237 ms", "24 ms slower: transfer",
+            "0", "0", "8,192", "12 ms", "107 ms", "118 ms", "237 ms", "24 ms slower: transfer",
         ]  # fmt: skip
         assert view.legs.rows[1].cells[5].text == "1"
 

@@ -17,6 +17,8 @@ from path_objects import make_doctor, make_node_pair, make_report
 from path_routes import add_paths
 from pool_routes import add_pool
 from recorded_replies import page_of, series_of, ticks
+from request_objects import make_gateways, make_ledger, make_running, make_summary
+from request_routes import add_requests
 
 from console.web.routes import mount
 from controlplane.audit.schemas import AuditList, AuditRow
@@ -30,8 +32,10 @@ from controlplane.decisions.schemas import (
 )
 from controlplane.doctor.schemas import DoctorReport
 from controlplane.fleet.schemas import Worker, WorkerList
+from controlplane.gateways.running_schemas import RunningList
 from controlplane.gateways.schemas import Gateway, GatewayList
 from controlplane.jobs.schemas import Job
+from controlplane.ledger.schemas import LedgerList, LedgerSummary
 from controlplane.nodes.pool_schemas import PoolReport
 from controlplane.nodes.schemas import Node, NodeList
 from controlplane.policies.schemas import PolicyList, PolicyRevision, SloSpec
@@ -69,6 +73,9 @@ class Recorded:
     jobs: list[Job] = field(default_factory=list)
     doctor: DoctorReport = field(default_factory=DoctorReport)
     transfers: NodeTransferList | None = None
+    running: RunningList | None = None
+    ledger: LedgerList | None = None
+    summary: LedgerSummary | None = None
     at: float = AT
     hits: list[str] = field(default_factory=list)
 
@@ -146,6 +153,7 @@ def api(recorded: Recorded) -> FastAPI:
     _add_policies(app, recorded)
     add_pool(app, recorded)
     add_paths(app, recorded)
+    add_requests(app, recorded)
     return app
 
 
@@ -434,9 +442,10 @@ def busy() -> Recorded:
         revision(2, active=True, mode="enforce", max_ttft_ms=2000, max_tbt_ms=50),
     ]
     return Recorded(
-        overview_of(), nodes, workers, decisions, audit, policies, [gateway()],
+        overview_of(), nodes, workers, decisions, audit, policies, [gateway(), *make_gateways(MOMENT, ("p1", "d1", "p2", "d2"))],
         Matrix(window_seconds=300, pairs=pairs), series,
         doctor=make_doctor(MOMENT, ("n1", "n2", "n3", "n4"), ("n1", "n2")), transfers=make_report("n1", "n2"),
+        running=make_running(MOMENT), ledger=make_ledger(MOMENT), summary=make_summary(),
     )  # fmt: skip
 
 

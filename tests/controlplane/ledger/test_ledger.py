@@ -8,8 +8,6 @@ import pytest
 
 from controlplane.ledger import repository, service
 from controlplane.ledger.calls import ledger, summary
-from controlplane.ledger.schemas import FalseRejects, LedgerList, LedgerSummary
-from controlplane.ledger.text import ledger as shown
 
 
 def verdict(gate="ttft", predicted=2.4, **more):
@@ -130,17 +128,3 @@ async def test_calls_name_known_parameters(api, call):
     reply = await api.http.get(call.path, params=call.params)
     assert reply.status_code == 200, reply.text
     call.reply.model_validate_json(reply.content)
-
-
-async def test_text_for_a_terminal(api, bodies):
-    await api.report(decisions=[
-        rejected(bodies, "r1", priority="batch"), probe(bodies, "p1", 2.1, met=False),
-    ])  # fmt: skip
-    page = LedgerList.model_validate(await api.get("/ledger"))
-    text = shown(page, LedgerSummary.model_validate(await api.get("/ledger/summary")))
-    assert "1 rejected, 0 shed, 1 probes; false rejections 0.0 % of 1 (95 %: 0.0 to" in text
-    assert "2.40 s" in text
-    empty = shown(
-        LedgerList(items=[]), LedgerSummary(window_seconds=1, false_rejects=FalseRejects())
-    )
-    assert empty == "Nobody was turned away.\n0 rejected, 0 shed, 0 probes; false rejections -"

@@ -1,0 +1,188 @@
+"""The admission ledger: who was turned away and why, and how often that was wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import tzinfo
+
+from console.viewmodel import numbers
+from console.viewmodel.filters import FieldKind
+from console.viewmodel.table import Column, Fact, Row, Table, Text, Tone, cell
+from controlplane.ledger.schemas import FalseRejects, LedgerEntry, LedgerSummary
+
+WINDOW_SECONDS = 3600.0
+"""Of the summary."""
+NOT_YET = "The ledger has not been read yet."
+COLUMNS = (
+    Column("at", "TIME", 8),
+    Column("request", "REQUEST", 8),
+    Column("kind", "WHAT", 8),
+    Column("gate", "GATE", 10),
+    Column("priority", "CLASS", 8, drop=3),
+    Column("tenant", "TENANT", 8, drop=4),
+    Column("predicted", "PREDICTED", 9, "right"),
+    Column("limit", "LIMIT", 8, "right", drop=1),
+    Column("retry", "RETRY AFTER", 11, "right", drop=2),
+    Column("measured", "MEASURED", 9, "right", drop=5),
+    Column("met", "WOULD HAVE MET THE SLO", 24, grow=True),
+)
+CLASS_COLUMNS = (
+    Column("priority", "CLASS", 12),
+    Column("rejected", "REJECTED", 9, "right"),
+    Column("shed", "SHED", 7, "right"),
+    Column("probes", "PROBES", 7, "right"),
+    Column("wrong", "REJECTED WRONGLY", 34, grow=True),
+)
+FIELDS: dict[str, FieldKind] = {
+    "id": "text",
+    "what": "text",
+    "gate": "text",
+    "class": "text",
+    "tenant": "text",
+    "model": "text",
+    "predicted": "seconds",
+    "limit": "seconds",
+    "over": "seconds",
+    "retry": "seconds",
+    "measured": "seconds",
+    "met": "text",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerHead:
+    """Above the rows: what the window holds, what became of the probes, the same by class."""
+
+    counts: Text
+    wrong: Text
+    classes: Table
+
+
+def ledger(entries: Sequence[LedgerEntry], *, now: float, tz: tzinfo) -> Table:
+    """Newest first, as they come. `now` in seconds since the epoch."""
+    rows = tuple(_row(entry, now, tz) for entry in entries)
+    return Table(COLUMNS, rows, "Nobody was turned away, and no probe was let in.")
+
+
+def head(summary: LedgerSummary | None) -> LedgerHead:
+    """The sentence an operator wants first: how many, and how many of them wrongly."""
+    if summary is None:
+        return LedgerHead(Text(NOT_YET, "muted"), Text(""), Table(CLASS_COLUMNS, ()))
+    window = numbers.window(summary.window_seconds)
+    counts = (
+        f"last {window}: {numbers.count(summary.rejected)} rejected, {numbers.count(summary.shed)} shed"
+        f" while they waited, {numbers.count(summary.probes)} let in as probes"
+    )
+    rows = [
+        Row(
+            one.priority or "-",
+            (
+                cell(one.priority or "-"),
+                Text(numbers.count(one.rejected)),
+                Text(numbers.count(one.shed)),
+                Text(numbers.count(one.probes)),
+                Text(share(one.false_rejects)),
+            ),
+            {"class": one.priority},
+        )
+        for one in summary.classes
+    ]
+    return LedgerHead(
+        Text(counts),
+        _wrong(summary),
+        Table(CLASS_COLUMNS, tuple(rows), "No class has a rejection."),
+    )
+
+
+def share(found: FalseRejects) -> str:
+    """`8.3 % of 60 probes (95 %: 3.6 to 18.1 %)`; `--` where no probe has ended."""
+    if found.ratio is None or found.low is None or found.high is None:
+        return numbers.UNKNOWN
+    low, high = numbers.percent(found.low, unit=False), numbers.percent(found.high)
+    return f"{numbers.percent(found.ratio)} of {_probes(found.samples)} (95 %: {low} to {high})"
+
+
+def _wrong(summary: LedgerSummary) -> Text:
+    found = summary.false_rejects
+    if found.ratio is not None:
+        text = f"rejected wrongly: {share(found)}; they kept the SLO though predicted not to"
+        return Text(text, "warn" if summary.rejected and found.ratio > 0.5 else "plain")
+    if not summary.rejected + summary.shed + summary.probes:
+        return Text("rejected wrongly: - (nobody was)", "muted")
+    why = (
+        "no probe has ended yet"
+        if summary.probes
+        else "no probe was let in (probe_share of admission)"
+    )
+    return Text(f"rejected wrongly: {numbers.UNKNOWN}, {why}", "muted")
+
+
+def _row(entry: LedgerEntry, now: float, tz: tzinfo) -> Row:
+    verdict = _met(entry)
+    over = entry.predicted_seconds - entry.limit_seconds
+    cells = (
+        Text(numbers.stamp(entry.at, now, tz)),
+        cell(numbers.short_id(entry.request_id)),
+        Text(entry.kind, _kind_tone(entry)),
+        Text(_gate(entry.gate)),
+        cell(entry.priority or "-"),
+        cell(entry.tenant),
+        Text(numbers.duration(entry.predicted_seconds) + ("!" if over > 0 else "")),
+        Text(numbers.duration(entry.limit_seconds)),
+        Text(_or_dash(entry.retry_after_seconds)),
+        Text(_or_dash(entry.measured_seconds)),
+        verdict,
+    )
+    facts: dict[str, Fact] = {
+        "id": entry.request_id,
+        "what": entry.kind,
+        "gate": entry.gate,
+        "class": entry.priority,
+        "tenant": entry.tenant,
+        "model": entry.model,
+        "predicted": entry.predicted_seconds,
+        "limit": entry.limit_seconds,
+        "over": over,
+        "retry": entry.retry_after_seconds,
+        "measured": entry.measured_seconds,
+        "met": verdict.text,
+    }
+    return Row(entry.request_id, cells, facts, f"request/{entry.request_id}")
+
+
+def _met(entry: LedgerEntry) -> Text:
+    """Of a probe what came of it; of a rejected one what came of the probes most like it."""
+    if entry.kind == "probe":
+        if entry.met is None:
+            return Text("not known: ended otherwise", "muted")
+        return Text("yes, it was let in", "warn") if entry.met else Text("no, it was let in")
+    found = entry.would_have_met
+    if entry.kind == "shed":
+        return Text("- (its wait was over)", "muted")
+    if found is None or not found.samples:
+        return Text("not known: no probe like it", "muted")
+    like = f"{numbers.count(found.met)} of {_probes(found.samples)} like it did"
+    if found.low is not None and found.low > 0.5:
+        return Text(f"likely yes: {like}", "warn")
+    if found.high is not None and found.high < 0.5:
+        return Text(f"likely no: {like}")
+    return Text(f"open: {like}", "muted")
+
+
+def _kind_tone(entry: LedgerEntry) -> Tone:
+    tones: dict[str, Tone] = {"rejected": "warn", "shed": "warn"}
+    return tones.get(entry.kind, "accent")
+
+
+def _gate(name: str) -> str:
+    names = {"ttft": "TTFT", "tbt": "TBT", "queue_full": "queue full"}
+    return names.get(name, name or "-")
+
+
+def _or_dash(seconds: float | None) -> str:
+    return numbers.NO_TRAFFIC if seconds is None else numbers.duration(seconds)
+
+
+def _probes(num: int) -> str:
+    return f"{numbers.count(num)} probe{'' if num == 1 else 's'}"

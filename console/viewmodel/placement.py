@@ -1,0 +1,65 @@
+"""Beside the candidates of a decision: what admission said, and what `observe` would have done."""
+
+from __future__ import annotations
+
+from console.viewmodel import numbers
+from console.viewmodel.table import Text, cell
+from controlplane.decisions.schemas import Decision
+
+_GATES = {"queue_full": "the queue was full", "deadline": "it waited up to the SLO's deadline"}
+
+
+def admission(decision: Decision) -> Text | None:
+    """None where nothing was wrong with it: the prediction kept the SLO."""
+    verdict = decision.admission
+    if verdict is None:
+        return None
+    if verdict.gate in _GATES:
+        return Text(f"ADMISSION  shed while it waited: {_GATES[verdict.gate]}", "warn")
+    predicted, limit = (
+        numbers.duration(verdict.predicted_seconds),
+        numbers.duration(verdict.limit_seconds),
+    )
+    at = f" at P{verdict.percentile:g}" if verdict.percentile else ""
+    said = f"{verdict.gate.upper() or 'prediction'} {predicted}{at} > {limit}"
+    if not verdict.probe:
+        return Text(f"ADMISSION  rejected: predicted {said}", "warn")
+    met = {True: "it kept the SLO", False: "it missed the SLO", None: "its end says nothing"}
+    measured = numbers.duration(verdict.measured_seconds)
+    came = f" ({measured} measured)" if verdict.measured_seconds is not None else ""
+    running = "it still runs" if decision.status == "running" else met[verdict.met]
+    return Text(f"ADMISSION  let in as a probe though predicted {said}: {running}{came}", "accent")
+
+
+def observed(decision: Decision) -> Text | None:
+    """What the algorithm under `observe` would have chosen; None where none observes."""
+    other = decision.observed_placement
+    if other is None:
+        return None
+    predicted = numbers.duration(other.predicted_ttft_seconds)
+    chosen = next(
+        (c for c in decision.prefill_candidates if c.worker_id == decision.prefill_worker), None
+    )
+    if other.worker_id == decision.prefill_worker:
+        return cell(
+            f"OBSERVE  {other.algorithm} would have chosen {other.worker_id} too ({predicted})"
+        )
+    against = ""
+    if chosen is not None:
+        gap = other.predicted_ttft_seconds - chosen.ttft_seconds
+        word = "later" if gap >= 0 else "sooner"
+        against = f", {numbers.duration(abs(gap))} {word} than {chosen.worker_id}"
+    text = f"OBSERVE  {other.algorithm} would have chosen {other.worker_id}: predicted {predicted}{against}"
+    return cell(text, "accent")
+
+
+def waited(decision: Decision) -> str:
+    """`class batch, waited 1.20 s for its turn`; empty where neither is known."""
+    parts = [f"class {decision.priority}"] if decision.priority else []
+    if decision.dispatch_wait_seconds is not None:
+        parts.append(f"waited {numbers.duration(decision.dispatch_wait_seconds)} for its turn")
+    if decision.normalised:
+        parts.append(f"normalised: {', '.join(decision.normalised)}")
+    if decision.sampled_one_in > 1:
+        parts.append(f"1 of {decision.sampled_one_in} like it is recorded")
+    return ", ".join(parts)
