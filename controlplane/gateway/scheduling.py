@@ -205,13 +205,17 @@ class Scheduler:
         standing: Standing,
     ) -> PrefillOption:
         row, queue = state.row, state.prefill_queue
-        own = 0
+        own = coming = 0
         if held.tokens or held.coming:
             own = min(max(held.usable(row.node_id), held.coming.get(row.id, 0)), num_tokens)
+            on_way = min(held.coming.get(row.node_id, 0), num_tokens)
+            coming = max(0, on_way - held.tokens.get(row.node_id, 0))
         seconds = queue.wait_seconds(now)
         if self._cluster.dispatch.anyone_waits:
             seconds += self._ahead(state, own, num_tokens, standing)
-        return PrefillOption(row.id, row.node_id, own, seconds, queue.num_legs, state.prefill_times)
+        return PrefillOption(
+            row.id, row.node_id, own, seconds, queue.num_legs, state.prefill_times, coming
+        )
 
     def _ahead(self, state: WorkerState, own: int, num_tokens: int, standing: Standing) -> float:
         """Predicted seconds of those that wait at gateways for the worker and go first."""
