@@ -141,6 +141,9 @@ class Decision(Schema):
     admission: Verdict | None = None  # null where the prediction kept the SLO
     sampled_one_in: int = 1  # of requests like this one, so many are recorded as one
     hedge: Hedge | None = None
+    route: str = ""  # of those that are not split: "/v1/embeddings"
+    request_bytes: int | None = None  # bodies of requests that any one worker answers
+    reply_bytes: int | None = None
     prompt: PromptRecord | None = None  # on its way in only: GET /decisions/{id}/prompt has it
 
 

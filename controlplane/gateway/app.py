@@ -97,7 +97,9 @@ class Gateway:
             sender, self._agents, self._bootstraps, self._staged,
             Spreader(settings.gateway_id, self.cluster, self._agents, self.stats),
         )  # fmt: skip
-        self._passing = Passing(self.cluster, sender, settings.limits.max_retries)
+        self._passing = Passing(
+            self.cluster, sender, self.records, settings.gateway_id, settings.limits.max_retries
+        )
         self._watch = Watch(self._context)
         self._operators = Operators(self._context, self._watch)
         self._prober = Prober(self.cluster)
@@ -293,7 +295,7 @@ class Gateway:
             body = parse(request.body, chat=False, passed=True)
             salt = self._salt(tenant, body) if path in SALTED else None
             model, sent = self._model(body.model), decode_leg(body, None, salt)
-        return Passed(request, self._new_id(), model, path, kind, sent)
+        return Passed(request, self._new_id(), model, path, kind, sent, tenant)
 
     def _key(self, request: Request) -> ViewKey:
         keys = self.cluster.keys

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from datetime import UTC, datetime, timedelta
 from time import monotonic
 
 import msgspec
@@ -9,7 +10,9 @@ import msgspec
 from controlplane.gateway.answers import AnswerError
 from controlplane.gateway.cluster import Cluster, WorkerState
 from controlplane.gateway.legs import ClientFault, LegError, LegSender, WorkerAnswer, leg_head
+from controlplane.gateway.records import Records
 from controlplane.gateway.server import Request
+from controlplane.gateway.wire import Decision, Phase
 
 MAX_BUSY = 256
 """Of these at one worker, from this gateway."""
@@ -24,24 +27,86 @@ class Passed(msgspec.Struct):
     path: bytes
     content_type: bytes
     body: bytes
+    tenant: str
+
+
+def _decision(passed: Passed, gateway_id: str) -> Decision:
+    own_id = passed.request.headers.get(b"x-request-id", b"")
+    age = monotonic() - passed.request.received_at
+    decision = Decision(
+        passed.request_id, datetime.now(UTC) - timedelta(seconds=age), gateway_id, "running",
+        own_id[:200].decode("latin-1"), tenant=passed.tenant, model=passed.model, api="other",
+    )  # fmt: skip
+    decision.route = passed.path.decode("latin-1")
+    decision.request_bytes = len(passed.body)
+    return decision
+
+
+def _tell(decision: Decision, passed: Passed, answer: WorkerAnswer, sent_at: float) -> None:
+    """The worker has answered, be it that it refuses."""
+    decision.http_status, decision.reply_bytes = answer.status, len(answer.body)
+    received_at, now = passed.request.received_at, monotonic()
+    decision.phases = [
+        Phase("admitted", None, sent_at - received_at, 0.0),
+        Phase("reply", None, now - sent_at, sent_at - received_at),
+    ]
+    if answer.status < 400:
+        decision.status = "finished_stop"
+    else:
+        decision.status = "failed"
+        decision.error = answer.body[:300].decode(errors="replace")
 
 
 class Passing:
-    """`run` answers the client, or raises `AnswerError`."""
+    """`run` answers the client, or raises `AnswerError`. Each has its decision record."""
 
-    def __init__(self, cluster: Cluster, sender: LegSender, max_retries: int) -> None:
+    def __init__(
+        self,
+        cluster: Cluster,
+        sender: LegSender,
+        records: Records,
+        gateway_id: str,
+        max_retries: int,
+    ) -> None:
         self._cluster = cluster
         self._sender = sender
+        self._records = records
+        self._gateway_id = gateway_id
         self._max_retries = max_retries
         self.busy: Counter[str] = Counter()
 
     async def run(self, passed: Passed) -> None:
+        decision = _decision(passed, self._gateway_id)
+        policies = self._cluster.policies(passed.model)
+        decision.policy_revisions = policies.revisions
+        entry = self._records.begin(decision, policies.recording)
+        try:
+            await self._serve(passed, decision)
+        except AnswerError as error:
+            decision.status, decision.http_status = "failed", error.status
+            decision.error = error.message
+            raise
+        except asyncio.CancelledError:
+            decision.status = "cancelled"
+            raise
+        finally:
+            if decision.status == "running":  # a bug of ours, which the server answers
+                decision.status = "failed"
+            now = monotonic()
+            decision.e2e_seconds = now - passed.request.received_at
+            self._records.end(entry, now)
+
+    async def _serve(self, passed: Passed, decision: Decision) -> None:
         tried: set[str] = set()
         while True:
             worker = self._choose(passed.model, tried)
+            decision.decode_worker, sent_at = worker.row.id, monotonic()
+            decision.emulated |= worker.row.engine == "emulated"
             try:
                 answer = await self._ask(worker, passed)
             except LegError as error:
+                decision.retries += 1
+                decision.error = f"on {worker.row.id}: {error}"
                 tried.add(worker.row.id)
                 if len(tried) > self._max_retries or not self._others(passed.model, tried):
                     name = worker.row.id
@@ -51,6 +116,7 @@ class Passing:
                         worker=name,
                     ) from error  # fmt: skip
             else:
+                _tell(decision, passed, answer, sent_at)
                 self._answer(passed, answer)
                 return
 

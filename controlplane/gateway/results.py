@@ -33,6 +33,8 @@ def new_decision(asked: Asked, plan: Plan, gateway_id: str) -> Decision:
         "other" if body.passed else "chat" if body.chat else "completions",
         body.stream,
     )
+    if body.passed:
+        decision.route = asked.request.path.decode("latin-1")
     decision.prompt_tokens = asked.num_tokens
     decision.predicted_ttft_seconds = plan.predicted_ttft_seconds
     decision.priority = plan.standing.priority

@@ -204,6 +204,9 @@ class Decision(msgspec.Struct, omit_defaults=True):
     admission: Verdict | None = None
     sampled_one_in: int = 1
     hedge: Hedge | None = None
+    route: str = ""
+    request_bytes: int | None = None
+    reply_bytes: int | None = None
     prompt: PromptRecord | None = None
 
 
