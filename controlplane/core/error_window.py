@@ -18,6 +18,7 @@ MAX_AGE_SECONDS: Final = 300.0
 FLOOR_SECONDS: Final = 0.05
 LEVEL_STEP: Final = 0.05
 LEAST_MISSES, MOST_MISSES = 0.005, 0.5
+PROBE_STEP: Final = 0.1
 MAX_RATIO: Final = 20.0
 
 
@@ -86,6 +87,12 @@ class Level:
         """One that was let in has ended."""
         moved = self._misses + LEVEL_STEP * (self._target - (not kept))
         self._misses = min(MOST_MISSES, max(LEAST_MISSES, moved))
+
+    def false_reject(self) -> None:
+        """One that was let in against the prediction kept its bound. Where nearly all are turned
+        away few others are left to learn from: without this, bad predictions would keep the very
+        requests out that show them to be bad."""
+        self._misses = min(MOST_MISSES, self._misses + PROBE_STEP)
 
     @property
     def _target(self) -> float:

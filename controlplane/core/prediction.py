@@ -12,6 +12,7 @@ from typing import Final, Protocol
 import msgspec
 
 from controlplane.core.fitting import Average, Calibration, LinearFit
+from controlplane.core.handover import HandoverModel
 from workers.core.disaggregation import ATTENTION, Geometry
 
 TBT_PRIOR: Final = (0.020, 0.001, 0.0)
@@ -152,7 +153,7 @@ class DecodeModel:
 
     def __init__(self) -> None:
         self._tbt = LinearFit(TBT_PRIOR, non_negative=True)
-        self._handover = Average()
+        self.handover = HandoverModel()
         self._service = Average()
         self.calibration = Calibration()
 
@@ -170,12 +171,6 @@ class DecodeModel:
             self.calibration.observe(self.predict_tbt(running, tokens), seconds)
         weight = 1 / max(seconds, _LEAST_SECONDS)
         self._tbt.observe((1.0, float(running), tokens / 1000), seconds, weight)
-
-    def predict_handover(self) -> float | None:
-        return self._handover.value
-
-    def observe_handover(self, seconds: float) -> None:
-        self._handover.observe(seconds)
 
     def predict_service(self) -> float | None:
         """Seconds that a request holds its decode slot."""

@@ -143,6 +143,9 @@ class Desk:
             verdict.measured_seconds = ttft if verdict.gate == "ttft" else decision.tbt_p95_seconds
             self._stats.probes += 1
             self._stats.probes_met += verdict.met
+            self._probes.ended(met=verdict.met)
+            if verdict.met and verdict.gate == "ttft":
+                self._of(decision.model).level(slo).false_reject()
 
     def _of(self, model: str) -> _Errors:
         errors = self._errors.get(model)

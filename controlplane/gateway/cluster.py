@@ -23,6 +23,7 @@ from controlplane.core.prediction import (
     share_priors,
 )
 from controlplane.core.prefill_queue import PrefillQueue
+from controlplane.core.routing import TransferCost
 from controlplane.core.text_keys import TextIndex
 from controlplane.gateway.admission import Desk
 from controlplane.gateway.dispatch import Dispatch
@@ -64,6 +65,9 @@ class WorkerState:
     decode_cap: int = 0  # by its row and the scheduling policy
     _prefilled: deque[tuple[int, int, float]] = field(default_factory=lambda: deque(maxlen=16))
     _decoded: deque[tuple[int, float, int]] = field(default_factory=lambda: deque(maxlen=16))
+    _handovers: deque[tuple[str, int, float, TransferCost | None]] = field(
+        default_factory=lambda: deque(maxlen=16)
+    )
     # The same for other gateways, until they have been told.
     untold_prefills: deque[tuple[int, int, float]] = field(default_factory=lambda: deque(maxlen=16))
     untold_decodes: deque[tuple[int, float, int]] = field(default_factory=lambda: deque(maxlen=16))
@@ -80,6 +84,12 @@ class WorkerState:
         sample = (running, tbt_seconds, kv_tokens)
         self._decoded.append(sample)
         self.untold_decodes.append(sample)
+
+    def handed_over(
+        self, source: str, tokens: int, seconds: float, path: TransferCost | None
+    ) -> None:
+        """KV of so many tokens from node `source`, for leg 2 here; `path`: as priced."""
+        self._handovers.append((source, tokens, seconds, path))
 
     def heard(
         self, prefills: Iterable[tuple[int, int, float]], decodes: Iterable[tuple[int, float, int]]
@@ -99,6 +109,8 @@ class WorkerState:
             self.prefill_times.observe(*self._prefilled.popleft())
         while self._decoded:
             self.decode_times.observe_tbt(*self._decoded.popleft())
+        while self._handovers:
+            self.decode_times.handover.observe(*self._handovers.popleft())
 
 
 _NO_POLICIES = Policies()

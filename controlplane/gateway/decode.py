@@ -13,7 +13,7 @@ from controlplane.gateway.answers import CancelledByOperatorError, error_event
 from controlplane.gateway.bodies import KvParams, decode_leg, ours
 from controlplane.gateway.cluster import WorkerState
 from controlplane.gateway.encodings import is_undone
-from controlplane.gateway.learning import take_decode
+from controlplane.gateway.learning import take_decode, take_handover
 from controlplane.gateway.legs import (
     LegError,
     PrefillReply,
@@ -263,7 +263,8 @@ def _streamed(run: Running, worker: WorkerState, relay: Relay) -> None:
     gaps = relay.ordered_gaps()
     read_stream(decision, outcome, relay, gaps, run.context.stats)
     times = worker.decode_times
-    times.observe_handover(relay.first_at - outcome.handover_at)
+    if not outcome.decode_side:
+        take_handover(run, worker, relay.first_at - outcome.handover_at)
     times.observe_service(monotonic() - outcome.slot_at)
     if len(gaps) >= MIN_GAPS:
         take_decode(run, worker, sum(gaps) / len(gaps))

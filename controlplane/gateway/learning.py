@@ -32,6 +32,18 @@ def take_prefill(
         paths.moved(source.node_id, worker.row.node_id, moved, took)
 
 
+def take_handover(run: Running, worker: WorkerState, seconds: float) -> None:
+    """From leg 1's answer to leg 2's first byte; of a stream that had a leg 1."""
+    decision, cluster = run.decision, run.context.cluster
+    first = cluster.workers.get(decision.prefill_worker)
+    tokens = decision.engine_prompt_tokens or decision.prompt_tokens
+    if first is None or tokens is None:
+        return
+    source, node_id = first.row.node_id, worker.row.node_id
+    path = cluster.paths.costs.get(source, {}).get(node_id)
+    worker.handed_over(source, tokens, seconds, path)
+
+
 def take_decode(run: Running, worker: WorkerState, tbt_seconds: float) -> None:
     """A stream's mean time between pieces, beside what runs there as it ends."""
     slots, name = run.context.cluster.slots, worker.row.id

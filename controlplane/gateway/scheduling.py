@@ -3,7 +3,6 @@
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import count
 from random import Random
 from time import monotonic
 
@@ -81,7 +80,7 @@ class Scheduler:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._turns = count()
+        self._turn = 0
         self._chance = Random().random  # noqa: S311 - draws who explores, no secrets
 
     def plan(
@@ -93,9 +92,12 @@ class Scheduler:
         standing: Standing = _NOBODY,
         max_output_tokens: int | None = None,
         text: TextPrompt | None = None,
+        *,
+        what_if: bool = False,
     ) -> Plan:
         """`prompts` None: tokens unknown; then prefixes count by `text`, and prices go by its
-        length, or an assumed one."""
+        length, or an assumed one. `what_if`: nothing will come of it, so that it takes no turn, tries
+        nothing out and asks no admission."""
         cluster = self._cluster
         policies = cluster.policies(model)
         if policies.scoped:
@@ -113,13 +115,17 @@ class Scheduler:
         scheduling = policies.scheduling
         rules, source = scheduling.rules, self._source(held)
         shared = shared_tokens(held.tokens.values(), len(options)) if held.tokens else 0
-        placing = Placing(num_tokens, next(self._turns), self._chance(), shared)
+        chance = 1.0 if what_if else self._chance()
+        placing = Placing(num_tokens, self._turn, chance, shared)
+        self._turn += not what_if
         ordered = place(rules, options, placing, source)
         if cluster.mixed and model in cluster.mixed:
             ordered, decode_workers = self._fitting(ordered, decode_workers)
         first = ordered[0] if ordered else None
         kv_tokens = num_tokens + cluster.expected_output(model, max_output_tokens)
-        decode = [self._decode_option(state, first, kv_tokens) for state in decode_workers]
+        decode = [
+            self._decode_option(state, first, kv_tokens, num_tokens) for state in decode_workers
+        ]
         free = order_decode(decode, kv_tokens)
         by_turn = rules.algorithm not in ("cost", "mooncake")
         plan = Plan(
@@ -128,7 +134,9 @@ class Scheduler:
         )  # fmt: skip
         if scheduling.observe is not None:
             plan.observed = _observe(scheduling.observe, rules, options, placing, source)
-        self._predict(plan, num_tokens, model, now)
+        self._predict(plan, num_tokens, model)
+        if plan.policies.slo.mode != "off" and not what_if:
+            self._judge(plan, model, now)
         return plan
 
     def _fitting(
@@ -161,7 +169,9 @@ class Scheduler:
         if first is not None and model in self._cluster.mixed:
             workers = _fits(self._cluster.workers, first, workers) or workers
         tokens = max(plan.kv_tokens, num_tokens or 0)
-        plan.decode = [self._decode_option(state, first, tokens) for state in workers]
+        plan.decode = [
+            self._decode_option(state, first, tokens, num_tokens or 0) for state in workers
+        ]
         plan.free_decode = order_decode(plan.decode, tokens)
 
     def decode_options(self, model: str, now: float) -> list[DecodeOption]:
@@ -229,9 +239,13 @@ class Scheduler:
         return dispatch.ahead_seconds(row.id, leg)
 
     def _decode_option(
-        self, state: WorkerState, first: Priced | None = None, kv_tokens: int = 0
+        self,
+        state: WorkerState,
+        first: Priced | None = None,
+        kv_tokens: int = 0,
+        num_tokens: int = 0,
     ) -> DecodeOption:
-        """`kv_tokens`: of the request, prompt and expected output."""
+        """`kv_tokens`: of the request, prompt and expected output; `num_tokens`: of the prompt."""
         row, slots = state.row, self._cluster.slots
         beside = slots.beside(row.id)
         running = slots.running(row.id) + beside.slots
@@ -240,29 +254,30 @@ class Scheduler:
         tbt, handover, times = None, 0.0, state.decode_times
         if times.num_samples:
             tbt = times.predict_tbt(running + 1, in_use + kv_tokens)
-        if first is not None and first.option.node_id != row.node_id:
-            handover = self._handover(state, first, kv_tokens)
+        if first is not None:
+            handover = self._handover(state, first.option.node_id, num_tokens)
         return DecodeOption(
             row.id, row.node_id, running, cap, tbt, handover, in_use,
             state.kv_capacity_tokens,
         )  # fmt: skip
 
-    def _handover(self, state: WorkerState, first: Priced, num_tokens: int) -> float:
-        """Seconds to bring the prompt's KV to a decode worker on another node; without a path, to
-        compute it."""
-        cost = self._cluster.paths.costs.get(first.option.node_id, {}).get(state.row.node_id)
-        if cost is None:
-            return state.prefill_times.predict(num_tokens, 0)
-        return cost.seconds(num_tokens)
+    def _handover(self, state: WorkerState, source: str, num_tokens: int) -> float:
+        """Seconds from leg 1's answer to leg 2's first byte, as such legs showed it; at first by
+        the price of the path, or of computing the prompt where there is none."""
+        node_id = state.row.node_id
+        path = self._cluster.paths.costs.get(source, {}).get(node_id)
+        seconds = state.decode_times.handover.predict(source, num_tokens, path)
+        if path is None and source != node_id and not state.decode_times.handover.knows(source):
+            return (seconds or 0.0) + state.prefill_times.predict(num_tokens, 0)
+        return seconds or 0.0
 
-    def _predict(self, plan: Plan, num_tokens: int, model: str, now: float) -> None:
-        """Fill in what the first pair should give, and whether that keeps the SLO."""
+    def _predict(self, plan: Plan, num_tokens: int, model: str) -> None:
+        """Fill in what the first pair should give."""
         options = plan.free_decode or plan.decode
         best = options[0] if options else None
-        handover, moved, tbt = None, 0.0, None
+        handover, tbt = 0.0, None
         if best is not None:
-            handover = self._cluster.workers[best.worker_id].decode_times.predict_handover()
-            moved, tbt = best.handover_seconds, best.predicted_tbt_seconds
+            handover, tbt = best.handover_seconds, best.predicted_tbt_seconds
         if plan.prefill:
             first = plan.prefill[0]
             ttft, queued = first.ttft_seconds, first.option.queue_seconds
@@ -273,21 +288,29 @@ class Scheduler:
                 beside = max(0.0, window - first.transfer_seconds - first.prefill_seconds)
         elif best is not None:  # decode-side prefill
             worker = self._cluster.workers[best.worker_id]
-            ttft, queued, beside, moved = worker.prefill_times.predict(num_tokens, 0), 0.0, 0.0, 0.0
+            ttft, queued, beside = worker.prefill_times.predict(num_tokens, 0), 0.0, 0.0
         else:
             return
         if plan.decode and not plan.free_decode:
             plan.slot_wait_seconds = self._slot_wait(plan, model)
-        ttft += plan.slot_wait_seconds + (handover or 0.0) + moved
+        ttft += plan.slot_wait_seconds + handover
         turn = queued - beside if queued > beside else 0.0
-        plan.predicted_handover_seconds, plan.predicted_tbt_seconds = handover, tbt
+        plan.predicted_handover_seconds = handover or None
+        plan.predicted_tbt_seconds = tbt
         plan.predicted_ttft_seconds, plan.turn_seconds = ttft, turn
         plan.rest_seconds, plan.after_queue_seconds = ttft - turn, ttft - queued
-        if plan.policies.slo.mode != "off":
-            predicted = Predicted(ttft, queued + plan.slot_wait_seconds, tbt)
-            plan.admission = self._cluster.desk.judge(
-                plan.policies, model, plan.standing, predicted, turn, now
-            )
+
+    def _judge(self, plan: Plan, model: str, now: float) -> None:
+        """Ask admission, where there is a prediction."""
+        ttft, after = plan.predicted_ttft_seconds, plan.after_queue_seconds
+        if ttft is None:
+            return
+        # What passes by waiting: for prefill, and for a decode slot.
+        wait = ttft - after + plan.slot_wait_seconds
+        predicted = Predicted(ttft, wait, plan.predicted_tbt_seconds)
+        plan.admission = self._cluster.desk.judge(
+            plan.policies, model, plan.standing, predicted, plan.turn_seconds, now
+        )
 
     def _slot_wait(self, plan: Plan, model: str) -> float:
         """Those ahead and this one, served by all slots at the mean service time."""

@@ -108,3 +108,32 @@ def test_without_risk_the_median_decides() -> None:
     for _ in range(20):
         level.observe(kept=False)
     assert level.quantile > 99.0
+
+
+def test_bad_predictions_do_not_keep_those_out_that_show_it() -> None:
+    """Ten times too much is predicted, now and then by far too little: the high quantile turns all
+    away, and only one in twenty of these is let in."""
+    rng = random.Random(5)
+    level, window = Level(95.0), ErrorWindow(floor_seconds=0.0)
+
+    def measure(now: int) -> float:
+        measured = 12.0 if rng.random() < 0.06 else 0.4
+        window.observe(4.0, measured, float(now))
+        return measured
+
+    for now in range(MIN_SAMPLES):
+        measure(now)
+    window.observe(4.0, 12.0, 0.0)
+    window.observe(4.0, 12.0, 0.0)
+    assert window.quantile(4.0, level.quantile, 0.0) > 2.0
+    rejected = 0
+    for now in range(400):
+        admitted = window.quantile(4.0, level.quantile, float(now)) <= 2.0
+        rejected += not admitted
+        if admitted or rejected % 20 == 0:
+            kept = measure(now) <= 2.0
+            if admitted:
+                level.observe(kept=kept)
+            elif kept:
+                level.false_reject()
+    assert rejected < 150

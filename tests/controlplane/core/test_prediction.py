@@ -133,9 +133,6 @@ def test_tbt_grows_with_what_runs() -> None:
         running = 1 + i % 8
         model.observe_tbt(running, 0.02 + 0.003 * running)
     assert model.predict_tbt(16) == pytest.approx(0.068, rel=0.05)
-    assert model.predict_handover() is None
-    model.observe_handover(0.5)
-    assert model.predict_handover() == 0.5
 
 
 def test_tbt_grows_with_the_kv_that_it_reads() -> None:

@@ -37,3 +37,16 @@ def test_none_at_share_0_and_a_raised_share_acts_at_once() -> None:
     assert not any(due(turns, 0.0, rng) for _ in range(1000))
     assert not due(turns, 0.001, rng)  # the next in 500 to 1,500
     assert any(due(turns, 0.5, rng) for _ in range(3))
+
+
+def test_probes_that_meet_their_slo_bring_more_and_one_that_does_not_ends_that() -> None:
+    def share(turns: ProbeTurns) -> float:
+        return sum(due(turns, 0.05, rng) for _ in range(2000)) / 2000
+
+    turns, rng = ProbeTurns(), Random(1)
+    usual = share(turns)
+    for _ in range(10):
+        turns.ended(met=True)
+    assert 6 * usual < share(turns) < 10 * usual
+    turns.ended(met=False)
+    assert share(turns) < 1.5 * usual

@@ -1,0 +1,55 @@
+"""Time from leg 1's answer to leg 2's first byte, fitted online for each decode worker.
+
+It grows with the KV that is brought, and how fast it comes depends on where it lies: one line for
+each node that prefixes came from, so that a long prompt does not speak for short ones.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from controlplane.core.fitting import LinearFit
+from controlplane.core.routing import TransferCost
+
+MAX_SOURCES: Final = 64
+"""Nodes that one worker's KV came from; the one seen first goes for a new one."""
+_LEAST_SECONDS: Final = 1e-3  # weights of samples are relative down to here
+
+
+class HandoverModel:
+    """seconds = base + per_1000 tokens / 1000, by source node."""
+
+    def __init__(self) -> None:
+        self._fits: dict[str, LinearFit] = {}
+
+    def knows(self, source: str) -> bool:
+        """Whether any came from there."""
+        return source in self._fits
+
+    def predict(self, source: str, tokens: int, path: TransferCost | None = None) -> float | None:
+        """Of a prompt whose KV lies on node `source`. Before any came from there: by `path`, and
+        what others showed to pass besides; None where nothing is known."""
+        fit = self._fits.get(source)
+        if fit is not None:
+            return fit.predict((1.0, tokens / 1000))
+        if path is not None:
+            return self._base() + path.seconds(tokens)
+        return self._base() if self._fits else None
+
+    def observe(
+        self, source: str, tokens: int, seconds: float, path: TransferCost | None = None
+    ) -> None:
+        """One leg 2 that began well."""
+        fit = self._fits.get(source)
+        if fit is None:
+            if len(self._fits) >= MAX_SOURCES:
+                del self._fits[next(iter(self._fits))]
+            per_1000 = path.seconds(1000) - path.seconds(0) if path is not None else 0.0
+            fit = LinearFit((self._base(), per_1000), non_negative=True)
+            self._fits[source] = fit
+        weight = 1 / max(seconds, _LEAST_SECONDS)
+        fit.observe((1.0, tokens / 1000), seconds, weight)
+
+    def _base(self) -> float:
+        """Without any tokens, at the quickest source."""
+        return min((fit.theta[0] for fit in self._fits.values()), default=0.0)
