@@ -11,6 +11,7 @@ from pathlib import Path
 
 import structlog
 
+from controlplane.logs import configure_log
 from controlplane.settings import Settings, make_settings
 from workers.core.errors import ConfigError
 from workers.data_dir import default_data_dir
@@ -60,7 +61,7 @@ def _serve(settings: Settings, listener: socket.socket) -> int:
         migrate(settings.database_url)
     except ConfigError as error:
         return _fail(str(error), EXIT_FAILED)
-    _configure_log()
+    configure_log()
     host, port = listener.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     log.info("control plane ready", url=url, cluster=settings.cluster, pid=os.getpid())
@@ -78,20 +79,6 @@ def _listen(settings: Settings) -> socket.socket:
         listener.close()
         raise
     return listener
-
-
-def _configure_log() -> None:
-    """Plain lines, times in UTC; errors as text without local variables."""
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.dev.ConsoleRenderer(
-                colors=False, exception_formatter=structlog.dev.plain_traceback
-            ),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger("INFO"),
-    )
 
 
 def _die_with_launcher() -> None:

@@ -3,7 +3,6 @@
 import argparse
 import asyncio
 import gc
-import logging
 import signal
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ from controlplane.gateway.app import Gateway
 from controlplane.gateway.descriptors import connections_for, open_files, raise_limit
 from controlplane.gateway.settings import Limits, Settings, Timeouts
 from controlplane.gateway.upstream import check_url
+from controlplane.logs import configure_log
 from workers.core.errors import ConfigError
 from workers.process import die_with_parent
 
@@ -163,10 +163,7 @@ def main(argv: list[str] | None = None) -> int:
     raise_limit()
     try:
         settings, level = settings_from(sys.argv[1:] if argv is None else argv)
-        structlog.configure(
-            wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
-            logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        )
+        configure_log(level, sys.stderr)
         _calm_collector()
         uvloop.run(_serve(settings))
     except ConfigError as error:

@@ -120,7 +120,7 @@ def test_settings_that_cannot_work_exit_2(
     arguments: list[str], says: str,
 ) -> None:  # fmt: skip
     monkeypatch.setattr("controlplane.gateway.__main__.die_with_parent", lambda: None)
-    monkeypatch.setattr("structlog.configure", lambda **_: None)
+    monkeypatch.setattr("controlplane.gateway.__main__.configure_log", lambda *_: None)
     assert main(["--port", "0", *arguments]) == 2
     assert says in capsys.readouterr().err
 
