@@ -19,6 +19,7 @@ import msgspec
 import paced_engine
 import psutil
 from paced_engine import Plan
+from pool_churn import BLOCK_TOKENS, NAMESPACE
 
 from controlplane.bench.processes import free_port, wait_port
 from workers.engines.emulated.http import Exchange, Server
@@ -166,7 +167,8 @@ def _view(ports: list[int], model: Path) -> dict[str, Any]:
     workers = [
         {"id": f"w{number}", "node_id": "n1", "model": "m", "state": "ready",
          "role": "prefill" if number <= len(ports) // 2 else "decode",
-         "url": f"http://127.0.0.1:{port}", "max_concurrent_requests": 4096}
+         "url": f"http://127.0.0.1:{port}", "max_concurrent_requests": 4096,
+         "namespace": NAMESPACE.hex(), "block_tokens": BLOCK_TOKENS}
         for number, port in enumerate(ports, 1)
     ]  # fmt: skip
     return {
