@@ -53,9 +53,26 @@ def observed(decision: Decision) -> Text | None:
     return cell(text, "accent")
 
 
+def hedged(decision: Decision) -> Text | None:
+    """Of two prefill legs, whose answer was taken; None where there was one."""
+    hedge = decision.hedge
+    if hedge is None:
+        return None
+    sent = f"a second prefill leg went to {hedge.worker_id} after {numbers.duration(hedge.sent_after_seconds)}"
+    running = "none has answered yet" if decision.status == "running" else "none was used"
+    came = {"first": "the first one answered first", "second": "it answered first", "": running}
+    return cell(f"HEDGE  {sent}: {came[hedge.winner]}")
+
+
 def waited(decision: Decision) -> str:
-    """`class batch, waited 1.20 s for its turn`; empty where neither is known."""
-    parts = [f"class {decision.priority}"] if decision.priority else []
+    """`class batch, waited 1.20 s for its turn`; what is not known is left out."""
+    parts = [f"route {decision.route}"] if decision.route else []
+    if decision.request_bytes is not None:
+        asked, given = decision.request_bytes, decision.reply_bytes
+        came = numbers.NO_TRAFFIC if given is None else numbers.moved_bytes(given)
+        parts.append(f"{numbers.moved_bytes(asked)} in, {came} out")
+    if decision.priority:
+        parts.append(f"class {decision.priority}")
     if decision.dispatch_wait_seconds is not None:
         parts.append(f"waited {numbers.duration(decision.dispatch_wait_seconds)} for its turn")
     if decision.normalised:

@@ -46,6 +46,7 @@ LETTERS = {
     "prefill": "p",
     "handover": "H",
     "first decode step": "d",
+    "reply": "r",
 }
 SLOW_RATIO = 2.0
 _UNFINISHED = frozenset({"rejected", "running", "cancelled", "failed"})
@@ -144,7 +145,8 @@ def hit_ratio(decision: Decision) -> float | None:
 def _hit_text(decision: Decision) -> str:
     ratio = hit_ratio(decision)
     if ratio is None:
-        return numbers.NO_TRAFFIC if decision.status == "rejected" else numbers.UNKNOWN
+        never = decision.status == "rejected" or decision.request_bytes is not None
+        return numbers.NO_TRAFFIC if never else numbers.UNKNOWN
     return numbers.percent(ratio, unit=False)
 
 
@@ -265,7 +267,9 @@ def request(decision: Decision, *, now: float, tz: tzinfo) -> RequestView:
         outcome=_outcome(decision),
         context=_context(decision, tz),
         remarks=tuple(
-            t for t in (placement.admission(decision), placement.observed(decision)) if t
+            said
+            for say in (placement.admission, placement.observed, placement.hedged)
+            if (said := say(decision))
         ),
     )
 
@@ -393,6 +397,8 @@ def _outcome(decision: Decision) -> Text:
         return cell(f"{decision.status}: {why(decision)}", _status_tone(decision))
     if decision.status == "running":
         return Text(f"running; predicted TTFT {numbers.duration(predicted)}")
+    if decision.request_bytes is not None:
+        return cell(f"answered whole by one worker, e2e {numbers.duration(decision.e2e_seconds)}")
     streamed = decision.stream or measured is not None
     ttft = f"TTFT {numbers.duration(measured)}" if streamed else "not streamed: no TTFT"
     parts = [f"{ttft}, predicted {numbers.duration(predicted)}"]
