@@ -26,21 +26,22 @@ def test_blocks_arrive_verified(pair: tuple[Node, Node]) -> None:
 
 @pytest.mark.timeout(300)
 def test_ten_thousand_blocks(nodes: Nodes) -> None:
-    puller, holder = nodes.pair(num_slots=250)
+    length = 16 * KIB  # four packets each
+    puller, holder = nodes.pair(num_slots=250, payload=length)
     drive = Driver(puller.connect(holder)).open()
     for generation in range(1, 41):
-        data = holder.fill(range(250), BLOCK, generation)
+        data = holder.fill(range(250), length, generation)
         ops = [
-            op_of(slot, BLOCK, local=(slot * 7 + generation) % 250, generation=generation)
+            op_of(slot, length, local=(slot * 7 + generation) % 250, generation=generation)
             for slot in range(250)
         ]
         ended = drive.move(ops, seconds=120)
         assert all(completion.cause is None for completion in ended.values())
         for op in ops:
             slot = op.piece.local_slot
-            assert puller.memory.range(slot, 0, BLOCK) == data[op.piece.remote_slot]
+            assert puller.memory.range(slot, 0, length) == data[op.piece.remote_slot]
     assert len(drive.completions) == 10_000
-    assert drive.endpoint.rails[0].moved_bytes == 10_000 * BLOCK  # type: ignore[attr-defined]
+    assert drive.endpoint.rails[0].moved_bytes == 10_000 * length  # type: ignore[attr-defined]
 
 
 def test_large_blocks_in_segments(nodes: Nodes) -> None:
