@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
+import msgspec
 import uvloop
 
 from workers.process import die_with_parent
@@ -38,6 +39,8 @@ _EVENT = b"data: " + json.dumps({
 _CHUNK = b"%x\r\n%b\r\n" % (len(_EVENT), _EVENT)
 _DONE = b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n"
 _JSON = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n%b"
+_decode = msgspec.json.Decoder().decode
+_encode = msgspec.json.Encoder().encode
 _UNCHANGED = b"HTTP/1.1 304 Not Modified\r\ncontent-length: 0\r\n\r\n"
 _STREAM = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
@@ -95,6 +98,9 @@ class CannedWorker(Canned):
         if head.startswith(b"GET"):  # health checks and model lists of routers
             models = b'{"object":"list","data":[{"id":"bench","object":"model"}]}'
             self.write(_JSON % (len(models), models))
+        elif head.startswith((b"POST /v1/completions/render ", b"POST /tokenize ")):
+            rendered = _rendered(body, only_ids=b"/tokenize " in head)
+            self.write(_JSON % (len(rendered), rendered))
         elif self.prefill:
             self.write(_JSON % (len(_PREFILL), _PREFILL))
         elif b'"stream":true' in body or b'"stream": true' in body:
@@ -111,6 +117,16 @@ class CannedWorker(Canned):
             return
         self.transport.write(_CHUNK)
         asyncio.get_running_loop().call_later(CHUNK_SECONDS, self._next_chunk, i + 1)
+
+
+def _rendered(body: bytes, *, only_ids: bool) -> bytes:
+    """As engines answer who wants a prompt's token ids, as the peer does: an id for each four
+    bytes, which is about what a tokenizer gives, at no cost to speak of."""
+    prompt = _decode(body)["prompt"].encode()
+    ids = memoryview(prompt[: len(prompt) // 4 * 4]).cast("I").tolist()
+    if only_ids:
+        return _encode({"count": len(ids), "max_model_len": 131072, "tokens": ids})
+    return _encode([{"request_id": "r", "token_ids": ids, "sampling_params": {}, "model": "bench"}])
 
 
 class CannedPrefill(CannedWorker):
