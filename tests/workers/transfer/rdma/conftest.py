@@ -55,6 +55,7 @@ def _in_vm(path: Path) -> bool:
     return VM_FOLDER in path.parents
 
 
+@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in the same hook
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if _in_vm(item.path):
