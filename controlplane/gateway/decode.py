@@ -4,6 +4,8 @@ import asyncio
 from time import monotonic
 from typing import Any
 
+from msgspec import structs
+
 from controlplane.core.handshake import at_once, pairs
 from controlplane.core.handshake import decode_params as foreign_params
 from controlplane.core.lifecycle import DecodeRetried, DecodeStarted, SlotTaken
@@ -15,6 +17,7 @@ from controlplane.gateway.cluster import WorkerState
 from controlplane.gateway.encodings import is_undone
 from controlplane.gateway.learning import take_decode, take_handover
 from controlplane.gateway.legs import (
+    ClientFault,
     LegError,
     PrefillReply,
     check_answer,
@@ -44,13 +47,19 @@ async def decode(run: Running, prefilled: PrefillReply) -> None:
     while True:
         name = run.life.slot_worker
         staged = run.staged
-        if staged is not None and _takes_over(run, name):
-            run.staged = None  # an engine that has the leg frees it, come what may
+        if prefilled.params is not None and _takes_over(run, name):
+            run.staged = None  # an engine that has the leg frees it, also when its client leaves
         try:
             await _try(run, name, num_blocks, prefilled)
+        except ClientFault:
+            run.staged = staged
+            raise
         except LegError as error:
-            if error.unreachable:
-                run.staged = staged
+            if (
+                error.was_sent and run.staged is None
+            ):  # it may have been taken, and be another's now
+                prefilled = structs.replace(prefilled, params=None)
+            run.staged = staged
             try_elsewhere(run, error, tried)
         else:
             return
@@ -141,9 +150,10 @@ def taker(run: Running, worker_id: str) -> WorkerState:
     """The worker of leg 2, as it is now. Raises `LegError`."""
     worker = run.context.cluster.workers.get(worker_id)
     if worker is None:
-        raise LegError("has left the cluster", 503, unreachable=True)
+        raise LegError("has left the cluster", 503, unreachable=True, was_sent=False)
     if worker.row.model != run.asked.model:
-        raise LegError(f"serves model {worker.row.model} now", 503, unreachable=False)
+        message = f"serves model {worker.row.model} now"
+        raise LegError(message, 503, unreachable=False, was_sent=False)
     return worker
 
 

@@ -35,6 +35,7 @@ class Fabric:
     arrivals: dict[str, asyncio.Event] = field(default_factory=dict)  # of leg 2, by transfer id
     over: set[str] = field(default_factory=set)  # transfers whose leg 1 has ended
     taken: int = 0
+    read: set[str] = field(default_factory=set)  # request ids of what has been taken
     wrong: list[str] = field(default_factory=list)
     numbers: count[int] = field(default_factory=count)
 
@@ -68,6 +69,8 @@ class ForeignEngine:
         self.cuts_stream = False  # after its first piece
         self.is_strict = False
         self.dies = False  # cuts the connection instead of an answer
+        self.dies_of_taking: Literal["", "fails", "gone"] = ""
+        self.refuses = 0  # so many requests, as wrong
         self.running = 0
         self._server = Server(self._handle)
 
@@ -105,6 +108,10 @@ class ForeignEngine:
             await self.gate.wait()
             exchange.reset()
             return
+        if self.refuses:
+            self.refuses -= 1
+            exchange.send(400, {"error": {"message": "as told", "code": 400}})
+            return
         if self.fail_with:
             await self.gate.wait()
             exchange.send(self.fail_with, {"error": {"message": "as told", "code": self.fail_with}})
@@ -119,6 +126,7 @@ class ForeignEngine:
             exchange.send(500, {"error": {"message": str(error), "code": 500}})
 
     async def _prefill(self, exchange: Exchange, body: dict[str, Any]) -> None:
+        self._check_sequences(body)
         expect("max_tokens of leg 1", body.get("max_tokens"), 1)
         expect("stream of leg 1", bool(body.get("stream")), False)
         params: Any = body.get("kv_transfer_params")
@@ -161,13 +169,33 @@ class ForeignEngine:
         finally:
             self.fabric.over.add(transfer_id)
 
+    def _check_sequences(self, body: dict[str, Any]) -> None:
+        """Each prompt and each choice would stage, or take, under the same name."""
+        if self.handshake != "none" and body.get("kv_transfer_params"):
+            prompt = body["prompt"]
+            expect("prompts of a leg", isinstance(prompt, str) or isinstance(prompt[0], int), True)
+            expect("choices of a leg", body.get("n", 1), 1)
+
+    def _take_staged(self, params: Any, body: dict[str, Any]) -> None:
+        """Each once. What is no longer staged may be read for one token only, which no cache keeps."""
+        request_id = str((params or {}).get("remote_request_id"))
+        staged = self.fabric.staged.pop(request_id, None)
+        if staged is None and request_id in self.fabric.read and body["prompt"] == [1]:
+            return
+        expect("kv_transfer_params of leg 2", params, staged)
+        self.fabric.read.add(request_id)
+        self.fabric.taken += 1
+
     async def _decode(self, exchange: Exchange, body: dict[str, Any]) -> None:
         params: Any = body.get("kv_transfer_params", "absent")
+        self._check_sequences(body)
         if self.handshake == "nixl" and params != "absent":
-            staged: Any = self.fabric.staged.get(str((params or {}).get("remote_request_id")))
-            expect("kv_transfer_params of leg 2", params, staged)
-            del self.fabric.staged[staged["remote_request_id"]]
-            self.fabric.taken += 1
+            self._take_staged(params, body)
+            if self.dies_of_taking == "gone":
+                await self.stop()
+            if self.dies_of_taking:
+                exchange.send(500, {"error": {"message": "as told", "code": 500}})
+                return
         elif self.handshake == "mooncake" and params != "absent":
             transfer_id = params.get("transfer_id")
             wanted = {

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx2
 import pytest
@@ -122,7 +122,7 @@ async def test_mooncake_legs_go_out_at_once_and_meet(
 async def test_mooncake_without_a_bootstrap_answer_computes_on_decode(tmp_path: Path) -> None:
     async with running(tmp_path, "mooncake", "prefill", "decode") as rig:
         rig.gateway._bootstraps._known.clear()
-        rig.gateway._bootstraps.get = lambda _: None  # type: ignore[method-assign]
+        rig.gateway._bootstraps.get = lambda worker_id: None  # type: ignore[method-assign]
         assert (await rig.complete()).status_code == 200
         assert "kv_transfer_params" not in rig.engines["d2"].bodies[0]
 
@@ -148,6 +148,7 @@ async def test_a02_a03_a_client_that_leaves_between_the_legs_strands_nothing(
         await eventually(lambda: not rig.fabric.staged, "the staged KV is taken")
         assert rig.fabric.taken == 1
         assert rig.engines["d2"].bodies[0]["max_tokens"] == 1
+        assert rig.engines["d2"].bodies[0]["prompt"] == [1]
         await eventually(lambda: rig.gateway.stats.staged_released == 1)
 
 
@@ -171,3 +172,44 @@ async def test_a07_a_failed_leg_1_is_retried_and_then_computed_on_decode(tmp_pat
         assert reply.status_code == 200, reply.text
         assert "kv_transfer_params" not in rig.engines["d2"].bodies[0]
         assert rig.gateway.stats.decode_side_prefills == 1
+
+
+@pytest.mark.parametrize("death", ["fails", "gone"])
+async def test_what_a_dying_decode_worker_may_have_taken_is_read_by_no_other(
+    tmp_path: Path, death: Literal["fails", "gone"]
+) -> None:
+    async with running(tmp_path, "nixl", "prefill", "decode", "decode") as rig:
+        assert (await rig.complete()).status_code == 200
+        workers = [rig.engines["d2"], rig.engines["d3"]]
+        first = next(worker for worker in workers if worker.bodies)  # and its connection is kept
+        first.dies_of_taking = death
+        for _ in range(8):
+            assert (await rig.complete()).status_code == 200
+            if rig.gateway.stats.retries_decode:
+                break
+        assert rig.gateway.stats.retries_decode == 1
+        other = next(worker for worker in workers if worker is not first)
+        legs = [body for body in other.bodies if body["prompt"] != [1]]
+        assert "kv_transfer_params" not in legs[-1]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_a_decode_worker_refuses_is_freed(
+    tmp_path: Path, stream: bool, eventually: Callable[..., Awaitable[Any]]
+) -> None:
+    async with running(tmp_path, "nixl", "prefill", "decode") as rig:
+        rig.engines["d2"].refuses = 1
+        assert (await rig.complete(stream=stream)).status_code == 400
+        await eventually(lambda: rig.gateway.stats.staged_released == 1)
+        assert rig.fabric.staged == {}
+
+
+@pytest.mark.parametrize("handshake", ["nixl", "mooncake"])
+@pytest.mark.parametrize("more", [{"prompt": ["a b", "c d"]}, {"prompt": [[5], [6, 7]]}, {"n": 2}])
+async def test_several_sequences_take_no_staged_kv(
+    tmp_path: Path, handshake: str, more: dict[str, Any]
+) -> None:
+    async with running(tmp_path, handshake, "prefill", "decode") as rig:
+        assert (await rig.complete(**more)).status_code == 200
+        assert rig.engines["p1"].bodies == []
+        assert "kv_transfer_params" not in rig.engines["d2"].bodies[0]
