@@ -120,11 +120,13 @@ class PromptTokenizer:
         return ids
 
     def _joined(self, prompt: Prompt) -> "array[int]":
-        joined = array("i", prompt.head)
+        parts = [prompt.head]
         for piece, known in zip(prompt.pieces, prompt.ids, strict=True):
             ids = self._cache.get(self._tag, piece) if known is None else known
-            joined.extend(self.encode_pieces([piece])[0] if ids is None else ids)
-        joined.extend(prompt.tail)
+            parts.append(self.encode_pieces([piece])[0] if ids is None else ids)
+        parts.append(prompt.tail)
+        joined = array("i")
+        joined.frombytes(b"".join(parts))
         return joined
 
     # --- from a body's fields to pieces ---

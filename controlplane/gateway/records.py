@@ -65,6 +65,8 @@ class Records:
         self._stats = stats
         self.sampler = Sampler()
         self._joining: OrderedDict[str, Joining] = OrderedDict()
+        self._due: deque[Joining] = deque()  # have ended; in the order of their ends
+        self._late: deque[Joining] = deque()  # were due; a late report may still come
         self._buffer: deque[Joining] = deque()
         self._unannounced: dict[str, Joining] = {}
         self.on_news: Callable[[], None] = lambda: None
@@ -103,6 +105,10 @@ class Records:
             self._send(entry)
             if not entry.has_agent:
                 self._joining.pop(entry.decision.request_id, None)
+                return
+        self._due.append(entry)
+        if len(self._due) + len(self._late) > MAX_JOINING:
+            self._forget((self._late or self._due).popleft())
 
     def once(self, decision: Decision, telling: Telling | None = None) -> None:
         """A request that ran no leg."""
@@ -131,16 +137,20 @@ class Records:
 
     def sweep(self, now: float) -> None:
         """Send what has waited long enough; forget what is past late reports too."""
-        gone = []
-        for request_id, entry in self._joining.items():
-            if entry.finished_at is None:
-                continue
-            if not entry.sent and now >= entry.due:
+        while self._due and now >= self._due[0].due:
+            entry = self._due.popleft()
+            if not entry.sent:
                 self._send(entry)
-            if now >= entry.finished_at + LATE_SECONDS:
-                gone.append(request_id)
-        for request_id in gone:
-            del self._joining[request_id]
+            self._late.append(entry)
+        while self._late and now >= self._late[0].due + LATE_SECONDS - JOIN_SECONDS:
+            self._forget(self._late.popleft())
+
+    def _forget(self, entry: Joining) -> None:
+        """No report joins it any more."""
+        if not entry.sent:
+            self._send(entry)
+        if self._joining.get(entry.decision.request_id) is entry:
+            del self._joining[entry.decision.request_id]
 
     def take(self) -> list[Decision]:
         """Up to `MAX_PER_REPORT` decisions, oldest first; `put_back` when they did not arrive.

@@ -20,10 +20,10 @@ from controlplane.core.routing import (
     order_decode,
 )
 from controlplane.core.text_keys import TextPrompt
+from controlplane.gateway.chains import KnownChains
 from controlplane.gateway.cluster import Cluster, WorkerState
 from controlplane.gateway.policies import Policies
 from controlplane.gateway.wire import ObservedPlacement
-from workers.core.hashing import block_hashes, root_hash
 from workers.core.ids import BlockHash
 
 UNKNOWN_PROMPT_TOKENS = 512
@@ -80,6 +80,7 @@ class Scheduler:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
+        self._chains = KnownChains()
         self._turn = 0
         self._chance = Random().random  # noqa: S311 - draws who explores, no secrets
 
@@ -186,11 +187,11 @@ class Scheduler:
         if not prompts or not self._cluster.index.nodes():
             return held
         for namespace, block_tokens in _namespaces(workers):
-            root = root_hash(namespace, salt, None)
+            root = self._chains.root(namespace, salt)
             for tokens in prompts:
                 if len(tokens) < block_tokens or not _are_int32(tokens):
                     continue
-                keys = block_hashes(root, tokens, block_tokens)
+                keys = self._chains.keys(root, tokens, block_tokens)
                 held.namespace, held.keys, held.block_tokens = namespace, keys, block_tokens
                 lengths = self._cluster.index.held_lengths(namespace, keys)
                 most = len(tokens) - 1
