@@ -20,6 +20,9 @@ log = structlog.get_logger(__name__)
 AGAIN_SECONDS: Final = 5.0
 QUERY_SECONDS: Final = 2.0
 AT_ONCE: Final = 16
+MAX_SLOW: Final = 6
+"""The server is a thread of the engine's own process, and slow while that computes: what it said
+last holds for so many readings without an answer. A wrong id only makes a leg 2 fail."""
 
 
 class _Entry(msgspec.Struct):
@@ -37,6 +40,7 @@ class Bootstraps:
         self._known: dict[str, Bootstrap] = {}
         self._clients: dict[str, ApiClient] = {}
         self._silent: set[str] = set()  # said once
+        self._slow: dict[str, int] = {}  # readings without an answer in time, one after another
         self._limit = asyncio.Semaphore(AT_ONCE)
         self._news = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -51,6 +55,7 @@ class Bootstraps:
         for gone in self._known.keys() - self._rows.keys():
             del self._known[gone]
         self._silent &= self._rows.keys()
+        self._slow = {name: count for name, count in self._slow.items() if name in self._rows}
         addresses = {row.bootstrap for row in self._rows.values()}
         for gone in self._clients.keys() - addresses:
             self._clients.pop(gone).close()
@@ -90,16 +95,24 @@ class Bootstraps:
             async with self._limit:
                 entries = await self._query(row.bootstrap)
         except (UpstreamError, msgspec.DecodeError, ValueError) as error:
-            self._known.pop(row.id, None)
-            if row.id not in self._silent:
-                self._silent.add(row.id)
-                effect = "its prompts are computed by decode workers"
-                log.warning("bootstrap_silent", worker=row.id, address=row.bootstrap,
-                            error=str(error), effect=effect)  # fmt: skip
+            self._unread(row, error)
             return
+        self._slow.pop(row.id, None)
         if row.id in self._rows and entries:
             self._silent.discard(row.id)
             self._known[row.id] = Bootstrap(row.bootstrap, entries[min(entries)].engine_id)
+
+    def _unread(self, row: ViewWorker, error: Exception) -> None:
+        if isinstance(error, UpstreamError) and error.kind == "timeout" and row.id in self._known:
+            slow = self._slow[row.id] = self._slow.get(row.id, 0) + 1
+            if slow < MAX_SLOW:
+                return
+        self._known.pop(row.id, None)
+        if row.id not in self._silent:
+            self._silent.add(row.id)
+            effect = "its prompts are computed by decode workers"
+            log.warning("bootstrap_silent", worker=row.id, address=row.bootstrap,
+                        error=str(error), effect=effect)  # fmt: skip
 
     async def _query(self, address: str) -> dict[int, _Entry]:
         client = self._clients.get(address)

@@ -65,6 +65,8 @@ class ForeignEngine:
         self.gate.set()
         self.stream_gate = asyncio.Event()
         self.stream_gate.set()
+        self.bootstrap_gate = asyncio.Event()
+        self.bootstrap_gate.set()
         self.fail_with = 0
         self.cuts_stream = False  # after its first piece
         self.is_strict = False
@@ -91,6 +93,7 @@ class ForeignEngine:
 
     async def _handle(self, exchange: Exchange) -> None:
         if exchange.path == "/bootstrap/query":
+            await self.bootstrap_gate.wait()
             exchange.send(
                 200, {"0": {"engine_id": self.engine_id, "worker_addr": {"0": {"0": "a"}}}}
             )

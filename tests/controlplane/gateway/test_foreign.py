@@ -213,3 +213,20 @@ async def test_several_sequences_take_no_staged_kv(
         assert (await rig.complete(**more)).status_code == 200
         assert rig.engines["p1"].bodies == []
         assert "kv_transfer_params" not in rig.engines["d2"].bodies[0]
+
+
+async def test_a_slow_bootstrap_server_is_no_reason_to_compute_on_decode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, eventually: Callable[..., Awaitable[Any]]
+) -> None:
+    monkeypatch.setattr("controlplane.gateway.bootstraps.QUERY_SECONDS", 0.2)
+    async with running(tmp_path, "mooncake", "prefill", "decode") as rig:
+        bootstraps = rig.gateway._bootstraps
+        await eventually(lambda: bootstraps.get("p1"), "the producer's engine id")
+        rig.engines["p1"].bootstrap_gate.clear()
+        bootstraps.ask_again()
+        await eventually(lambda: bootstraps._slow.get("p1"), "a reading without an answer")
+        assert (await rig.complete()).status_code == 200
+        assert rig.fabric.taken == 1
+        again = lambda: bootstraps.ask_again() or not bootstraps.get("p1")  # type: ignore[func-returns-value] # noqa: E731
+        await eventually(again, "too many of them")
+        rig.engines["p1"].bootstrap_gate.set()
