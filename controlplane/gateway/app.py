@@ -34,7 +34,7 @@ from controlplane.gateway.encodings import unpack
 from controlplane.gateway.legs import LegSender
 from controlplane.gateway.metrics import CONTENT_TYPE, Extra, render
 from controlplane.gateway.operators import PATH as OPERATORS_PATH
-from controlplane.gateway.operators import Operators
+from controlplane.gateway.operators import Operators, check_operator
 from controlplane.gateway.passing import Passed, Passing
 from controlplane.gateway.priors import read_geometry
 from controlplane.gateway.prober import Prober
@@ -62,6 +62,8 @@ from controlplane.gateway.tracing import Tracing, trace_of
 from controlplane.gateway.view import ViewFollower
 from controlplane.gateway.walk import walk
 from controlplane.gateway.watch import Watch
+from controlplane.gateway.what_if import PATH as PLACE_PATH
+from controlplane.gateway.what_if import placed_body
 from controlplane.gateway.wire import GatewayStats, View, ViewKey
 from workers.core.errors import ConfigError
 from workers.process import rss_bytes
@@ -205,7 +207,10 @@ class Gateway:
         if path not in SPLIT:  # the usual ones have no query
             path = path.partition(b"?")[0]
         if request.method != b"POST" or path not in POSTED:
-            self._get(request, path)
+            if path.startswith(PLACE_PATH):
+                await self._would_place(request, path)
+            else:
+                self._get(request, path)
             return
         request.path = path
         try:
@@ -220,6 +225,20 @@ class Gateway:
             raise
         self.stats.requests += 1
         await walk(self._context, asked)
+
+    async def _would_place(self, request: Request, path: bytes) -> None:
+        """For operators: where this request would go, by its candidates."""
+        check_operator(self.settings, request)
+        request.path = path.removeprefix(PLACE_PATH)
+        if request.method != b"POST" or request.path not in SPLIT:
+            known = ", ".join(f"POST {(PLACE_PATH + one).decode()}" for one in SPLIT)
+            raise AnswerError(404, f"{path.decode('latin-1')} is not served; {known}", "not_found")
+        asked = await self._understand(request, _ANYBODY)
+        plan = self._context.scheduler.plan(
+            asked.model, asked.prompts, asked.salt, monotonic(), asked.standing,
+            asked.max_output_tokens, asked.text, what_if=True,
+        )  # fmt: skip
+        request.connection.respond(200, placed_body(asked, plan, self.settings.gateway_id))
 
     def _get(self, request: Request, path: bytes) -> None:
         if path.startswith(OPERATORS_PATH):
@@ -248,8 +267,8 @@ class Gateway:
 
     # --- understanding a request ---
 
-    async def _understand(self, request: Request) -> Asked:
-        key = self._key(request)
+    async def _understand(self, request: Request, known: ViewKey | None = None) -> Asked:
+        key = known or self._key(request)
         tenant, path = key.tenant, request.path
         passed = path in WHOLE
         body = parse(request.body, chat=SPLIT.get(path, False), passed=passed)
@@ -356,6 +375,7 @@ class Gateway:
             "control_plane": "none" if follower is None
             else "connected" if follower.connected else "lost",
             "agents": self._agents.num_subscribed,
+            "other_gateways": self._agents.num_neighbours,
             "modes": self.cluster.modes,
         }  # fmt: skip
         return (200 if serves else 503), msgspec.json.encode(body)

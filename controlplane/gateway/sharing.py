@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, TypeVar
 
-import msgspec
-
 from controlplane.core.dispatch_queue import ALONE, Beside
 from controlplane.core.expected import Change
 from controlplane.core.pairing import SlotsBeside
@@ -34,13 +32,14 @@ from workers.core.gateway_messages import (
 )
 from workers.core.hashing import BLOCK_HASH_BYTES
 
-TELL_SECONDS: Final = 0.01
+TELL_SECONDS: Final = 0.005
 TELL_AGAIN_SECONDS: Final = STALE_SECONDS / 4
 CHAIN_SECONDS: Final = 120.0
 """After which another gateway's leg is taken to have ended."""
 MAX_CHANGES: Final = 4096
 T = TypeVar("T")
 S = TypeVar("S", PrefillSample, DecodeSample)
+_Mark = tuple[int, ...]
 Tell = Callable[[TellShare], bool]
 
 
@@ -49,7 +48,7 @@ class Neighbours:
     """The other gateways at one node."""
 
     names: set[str] = field(default_factory=set)
-    told: dict[str, WorkerShare] = field(default_factory=dict)  # by worker, without ages
+    told: dict[str, _Mark] = field(default_factory=dict)  # by worker
     told_at: float = 0.0
     coming: deque[ComingBlocks] = field(default_factory=lambda: deque(maxlen=4 * MAX_LEGS))
     ended: deque[str] = field(default_factory=lambda: deque(maxlen=4 * MAX_LEGS))
@@ -94,19 +93,22 @@ class Sharing:
         if not neighbours.names:
             neighbours.forget_us()
             return
-        shares = [_share(self._cluster, state, now) for state in workers[:MAX_SHARES]]
-        plain = {share.worker_id: _without_ages(share) for share in shares}
-        changed = {name for name, share in plain.items() if share != neighbours.told.get(name)}
-        lasts = now - neighbours.told_at > TELL_AGAIN_SECONDS
-        named = [s for s in shares if s.worker_id in changed or not s.is_idle]
+        workers, told = workers[:MAX_SHARES], neighbours.told
+        marks = {state.row.id: _mark(self._cluster, state) for state in workers}
+        changed = {name for name, mark in marks.items() if mark != told.get(name)}
         news = changed or neighbours.coming or neighbours.ended
-        if not news and not (named and lasts):
+        if not news and now - neighbours.told_at <= TELL_AGAIN_SECONDS:
+            return
+        shares = [_share(self._cluster, state, now) for state in workers]
+        named = [share for share in shares if share.worker_id in changed or not share.is_idle]
+        if not news and not named:
+            neighbours.told_at = now
             return
         prefills = list(islice(_untold_prefills(workers), MAX_SAMPLES))
         decodes = list(islice(_untold_decodes(workers), MAX_SAMPLES))
         coming, ended = _taken(neighbours.coming), _taken(neighbours.ended)
         if tell(TellShare(named, prefills, decodes, coming, ended)):
-            neighbours.told, neighbours.told_at = plain, now
+            neighbours.told, neighbours.told_at = marks, now
 
     def changes(self, *, wanted: bool) -> dict[str, list[Change]]:
         """Of prompts on their way, by node, since the last call; they are noted while `wanted`."""
@@ -235,6 +237,14 @@ class Sharing:
             )
 
 
+def _mark(cluster: Cluster, state: WorkerState) -> _Mark:
+    """Differs when this gateway's load at the worker does. Cheap: often asked."""
+    row, queue, slots = state.row, state.prefill_queue, cluster.slots
+    window = cluster.dispatch.queue(row.id)
+    turns = (window.num_running, window.num_waiting) if window is not None else (0, 0)
+    return (len(queue), queue.ended, *turns, slots.running(row.id), slots.waiting(row.model))
+
+
 def _share(cluster: Cluster, state: WorkerState, now: float) -> WorkerShare:
     """This gateway's load at one worker."""
     row, queue = state.row, state.prefill_queue.share(now)
@@ -250,10 +260,6 @@ def _share(cluster: Cluster, state: WorkerState, now: float) -> WorkerShare:
         queue.ended_age, tokens, seconds, waiting, slots.running(row.id), slots.kv_tokens(row.id),
         slots.waiting(row.model) if row.role != "prefill" else 0,
     )  # fmt: skip
-
-
-def _without_ages(share: WorkerShare) -> WorkerShare:
-    return msgspec.structs.replace(share, head_age=0.0, ended_age=0.0)
 
 
 def _queue_share(share: WorkerShare) -> QueueShare:
