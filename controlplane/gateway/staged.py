@@ -6,7 +6,7 @@ token, which reads one block, and whose KV no cache keeps, whatever the blocks h
 """
 
 import asyncio
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 import structlog
@@ -15,7 +15,14 @@ from controlplane.core.handshake import owes_release
 from controlplane.gateway.asked import Asked
 from controlplane.gateway.bodies import KvParams
 from controlplane.gateway.cluster import WorkerState
-from controlplane.gateway.legs import ClientFault, LegError, LegSender, leg_head, prefill_reply
+from controlplane.gateway.legs import (
+    ClientFault,
+    LegError,
+    LegSender,
+    PrefillReply,
+    leg_head,
+    prefill_reply,
+)
 from controlplane.gateway.stats import Stats
 
 log = structlog.get_logger(__name__)
@@ -33,7 +40,7 @@ class StagedReleases:
     def __init__(self, sender: LegSender, stats: Stats) -> None:
         self._sender = sender
         self._stats = stats
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[Any]] = set()
 
     def release(self, worker: WorkerState | None, asked: Asked, params: KvParams) -> None:
         """Have a decode worker take what `params` name."""
@@ -49,6 +56,23 @@ class StagedReleases:
         task = asyncio.get_running_loop().create_task(leg)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def outlives(self, leg: "asyncio.Task[PrefillReply]") -> bool:
+        """Let a leg 1 run to its end, or its own bound, though its request is over: a decode engine
+        waits for it. False: too many do."""
+        if len(self._tasks) >= AT_ONCE:
+            self._stats.staged_left += 1
+            return False
+        self._tasks.add(leg)
+        leg.add_done_callback(self._ended)
+        return True
+
+    def _ended(self, leg: "asyncio.Task[PrefillReply]") -> None:
+        self._tasks.discard(leg)
+        if leg.cancelled() or leg.exception() is not None:
+            self._stats.staged_left += 1
+        else:
+            self._stats.staged_released += 1
 
     async def _leg(self, worker: WorkerState, request_id: str, body: bytes) -> None:
         try:

@@ -6,6 +6,10 @@
 
 From leg 2's first piece on the prompt's KV has been handed over: leg 1 is over, whatever becomes of
 it, and what it still says is for the record alone.
+
+A decode engine that has asked for KV holds its blocks for it, and a sender of the producer's waits,
+until leg 1 has ended by itself or at a timer of minutes, even when both requests are aborted. So leg
+1 is cut off only where leg 2 has not gone out; else it runs to its end, for nobody.
 """
 
 import asyncio
@@ -189,11 +193,23 @@ class _Pair:
         """Nothing of this try goes on; what was cut off has shown nothing of its worker."""
         run = self._run
         for leg, name in ((first, self._worker.row.id), (second, run.decision.decode_worker)):
-            if not leg.done():
-                leg.cancel()
-                run.context.cluster.health.no_verdict(name)
-        await asyncio.gather(first, second, return_exceptions=True)
+            if leg.done():
+                continue
+            run.context.cluster.health.no_verdict(name)
+            if leg is first and _is_awaited(second) and run.context.staged.outlives(first):
+                continue
+            leg.cancel()
+        cut = [leg for leg in (first, second) if leg.done() or leg.cancelling()]
+        await asyncio.gather(*cut, return_exceptions=True)
         if self._second is not None and not second.cancelled() and second.exception() is None:
             second.result()[0].abort()
         if run.life.state not in ENDS and run.life.prefill_worker:
             run.step(first_leg.PREFILL_ENDED)
+
+
+def _is_awaited(second: "asyncio.Task[tuple[Reply, bytes]]") -> bool:
+    """Whether leg 2's engine may have asked for what leg 1 computes."""
+    if not second.done() or second.cancelled():
+        return True
+    error = second.exception()
+    return not isinstance(error, LegError) or error.was_sent
