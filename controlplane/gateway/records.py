@@ -101,6 +101,8 @@ class Records:
         """The request is over; its record goes out when its legs have reported, or soon."""
         entry.finished_at = now
         entry.due = now + JOIN_SECONDS
+        if "prefill" not in entry.expected:
+            entry.on_prefill_leg = None  # it holds the whole request, and records stay a while
         if not entry.expected:
             self._send(entry)
             if not entry.has_agent:
@@ -141,6 +143,7 @@ class Records:
             entry = self._due.popleft()
             if not entry.sent:
                 self._send(entry)
+            entry.on_prefill_leg = None
             self._late.append(entry)
         while self._late and now >= self._late[0].due + LATE_SECONDS - JOIN_SECONDS:
             self._forget(self._late.popleft())
@@ -185,6 +188,7 @@ class Records:
         elif not entry.kept:
             self.sampler.sampled_out += first
             self.sampler.forget_prompt(entry.decision)
+            entry.telling = None
             return
         self._put(entry)
 

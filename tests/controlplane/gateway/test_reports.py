@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
+import pytest
 
 from controlplane.decisions import schemas as decisions
 from controlplane.gateway import wire
@@ -135,6 +137,23 @@ class TestRecords:
         assert records.take()[0].prefill_leg.prompt_tokens == 9
         records.sweep(30.0)
         assert records.num_joining == 0
+
+    @pytest.mark.parametrize("reported", [True, False])
+    def test_a_record_that_waits_for_late_reports_lets_its_request_go(self, reported: bool) -> None:
+        """It stays for seconds, thousands of them at once; a request holds its body."""
+        records = Records(Stats())
+        entry = records.begin(decision("r1"))
+        body = bytearray(10)
+        held = sys.getrefcount(body)
+        entry.expect_prefill("p1", lambda leg, body=body: None)
+        assert sys.getrefcount(body) > held
+        if reported:
+            records.leg(report("r1", "kv_producer"))
+        records.end(entry, 10.0)
+        if not reported:
+            records.sweep(11.1)
+        assert sys.getrefcount(body) == held
+        assert records.num_joining == 1
 
     def test_reports_of_one_leg_add_up(self) -> None:
         records = Records(Stats())
