@@ -93,7 +93,7 @@ PREFETCH = Key("W", "W", "prefetch", "prefetch from SSD into DRAM", "act", acts=
 PURGE = Key("X", "X", "purge", "purge: asks for the name first", "act", acts=True, footer=True)
 CANCEL = Key("K", "K", "cancel_job", "cancel the job", "act", acts=True, footer=True)
 UNDO = Key("Z", "Z", "undo_job", "take the job back, where that can be done", "act", acts=True, footer=True)  # fmt: skip
-CANCEL_REQUEST = Key("K", "K", "cancel_request", "cancel the request: says first what its client gets", "act", acts=True, footer=True)  # fmt: skip
+CANCEL_REQUEST = Key("K", "K", "cancel_request", "cancel the request", "act", acts=True, footer=True)  # fmt: skip
 RUN_DOCTOR = Key("T", "T", "run_doctor", "run the doctor, on a pair for the pair", "act", acts=True, footer=True)  # fmt: skip
 REBASE = Key("E", "E", "edit", "take the draft onto the newer revision", "act", acts=True)
 PUT = Key("S", "S", "put", "put the draft into effect: shows what will happen first", "act", acts=True, footer=True)  # fmt: skip

@@ -14,7 +14,7 @@ MAX_SILENT = 4
 def running_head_lines(context: Context, width: int) -> list[Line]:
     """How many in which states; each gateway that does not answer."""
     texts = running.head(context.snapshot.running, now=context.server_now, tz=context.tz)
-    lines = [part for text in texts[: MAX_SILENT + 2] for part in wrapped(text, width)]
+    lines = [part for text in texts[: MAX_SILENT + 3] for part in wrapped(text, width)]
     return [*lines, line("")]
 
 

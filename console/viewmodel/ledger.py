@@ -8,7 +8,7 @@ from datetime import tzinfo
 
 from console.viewmodel import numbers
 from console.viewmodel.filters import FieldKind
-from console.viewmodel.table import Column, Fact, Row, Table, Text, Tone, cell
+from console.viewmodel.table import Column, Fact, Row, Table, Text, cell
 from controlplane.ledger.schemas import FalseRejects, LedgerEntry, LedgerSummary
 
 WINDOW_SECONDS = 3600.0
@@ -23,7 +23,7 @@ COLUMNS = (
     Column("tenant", "TENANT", 8, drop=4),
     Column("predicted", "PREDICTED", 9, "right"),
     Column("limit", "LIMIT", 8, "right", drop=1),
-    Column("retry", "RETRY AFTER", 11, "right", drop=2),
+    Column("retry", "RETRY", 7, "right", drop=2),
     Column("measured", "MEASURED", 9, "right", drop=5),
     Column("met", "WOULD HAVE MET THE SLO", 24, grow=True),
 )
@@ -107,7 +107,7 @@ def _wrong(summary: LedgerSummary) -> Text:
     found = summary.false_rejects
     if found.ratio is not None:
         text = f"rejected wrongly: {share(found)}; they kept the SLO though predicted not to"
-        return Text(text, "warn" if summary.rejected and found.ratio > 0.5 else "plain")
+        return Text(text, "warn" if (found.low or 0.0) > 0.5 else "plain")
     if not summary.rejected + summary.shed + summary.probes:
         return Text("rejected wrongly: - (nobody was)", "muted")
     why = (
@@ -124,7 +124,7 @@ def _row(entry: LedgerEntry, now: float, tz: tzinfo) -> Row:
     cells = (
         Text(numbers.stamp(entry.at, now, tz)),
         cell(numbers.short_id(entry.request_id)),
-        Text(entry.kind, _kind_tone(entry)),
+        Text(entry.kind, "accent" if entry.kind == "probe" else "plain"),
         Text(_gate(entry.gate)),
         cell(entry.priority or "-"),
         cell(entry.tenant),
@@ -162,17 +162,12 @@ def _met(entry: LedgerEntry) -> Text:
         return Text("- (its wait was over)", "muted")
     if found is None or not found.samples:
         return Text("not known: no probe like it", "muted")
-    like = f"{numbers.count(found.met)} of {_probes(found.samples)} like it did"
+    like = f"{numbers.count(found.met)} of {numbers.count(found.samples)} like it did"
     if found.low is not None and found.low > 0.5:
         return Text(f"likely yes: {like}", "warn")
     if found.high is not None and found.high < 0.5:
         return Text(f"likely no: {like}")
     return Text(f"open: {like}", "muted")
-
-
-def _kind_tone(entry: LedgerEntry) -> Tone:
-    tones: dict[str, Tone] = {"rejected": "warn", "shed": "warn"}
-    return tones.get(entry.kind, "accent")
 
 
 def _gate(name: str) -> str:

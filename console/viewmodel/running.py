@@ -18,8 +18,8 @@ COLUMNS = (
     Column("age", "AGE", 9, "right", drop=2),
     Column("waited", "WAITED", 10, "right"),
     Column("bound", "OF", 8, "right", drop=3),
-    Column("then", "THEN", 16),
-    Column("waits", "WAITS FOR", 24, grow=True),
+    Column("then", "THEN", 15),
+    Column("waits", "WAITS FOR", 27, grow=True),
     Column("tenant", "TENANT", 8, drop=4),
     Column("prompt", "PROMPT", 7, "right", drop=6),
     Column("tries", "RETRIES", 7, "right", drop=8),
@@ -65,7 +65,7 @@ def _empty(found: RunningList, num_silent: int) -> str:
 def head(found: RunningList | None, *, now: float, tz: tzinfo) -> tuple[Text, ...]:
     """How many, in which states; then each gateway that does not answer: since when, and why."""
     if found is None:
-        return (Text(NOT_YET, "muted"),)
+        return ()
     states = ", ".join(
         f"{numbers.count(num)} {name.replace('_', ' ')}" for name, num in found.by_state.items()
     )
@@ -74,8 +74,9 @@ def head(found: RunningList | None, *, now: float, tz: tzinfo) -> tuple[Text, ..
     counts += f": {states}" if states else ""
     if listed < found.total:
         counts += f" (of {numbers.count(listed)} listed)"
-    stuck = f"{numbers.count(found.stuck)} stuck" if found.stuck else "none is stuck"
-    lines = [Text(f"{counts}; {stuck}", "critical" if found.stuck else "plain")]
+    lines = [Text(counts if found.stuck else f"{counts}; none is stuck")]
+    if found.stuck:
+        lines.append(_stuck(found))
     if len(found.items) < listed:
         lines.append(
             Text(
@@ -84,6 +85,16 @@ def head(found: RunningList | None, *, now: float, tz: tzinfo) -> tuple[Text, ..
         )
     lines.extend(_silence(answer, now, tz) for answer in found.gateways if not answer.answers)
     return tuple(lines)
+
+
+def _stuck(found: RunningList) -> Text:
+    """How many; the one that comes first by name."""
+    text = f"{numbers.count(found.stuck)} stuck"
+    first = next((item for item in found.items if item.stuck), None)
+    if first is not None:
+        waited = numbers.duration(first.wait_seconds)
+        text += f": {numbers.short_id(first.request_id)} waits {waited} for {waits_text(first)}"
+    return cell(text, "critical")
 
 
 def _silence(answer: GatewayAnswer, now: float, tz: tzinfo) -> Text:
@@ -103,21 +114,22 @@ def _silence(answer: GatewayAnswer, now: float, tz: tzinfo) -> Text:
 
 def _row(item: RunningRequest, silent: GatewayAnswer | None) -> Row:
     tone = _tone(item, silent)
+    rest: Tone = "stale" if silent is not None else "plain"
     waited = numbers.duration(item.wait_seconds) + ("!" if is_past(item) else "")
     state = "stuck: " * item.stuck + item.state.replace("_", " ") + " ~" * (silent is not None)
     cells = (
-        cell(numbers.short_id(item.request_id), tone),
+        cell(numbers.short_id(item.request_id), rest),
         cell(state, tone),
-        Text(numbers.duration(item.age_seconds), tone),
+        Text(numbers.duration(item.age_seconds), rest),
         Text(numbers.UNKNOWN if item.wait_seconds is None else waited, tone),
-        Text(_bound(item), tone),
-        Text(then(item), tone),
-        cell(item.waits_for or "-", tone),
-        cell(item.tenant, tone),
-        Text(numbers.count(item.prompt_tokens), tone),
-        Text(numbers.count(item.retries), tone),
-        cell(item.gateway, tone),
-        cell(item.model, tone),
+        Text(_bound(item), rest),
+        Text(then(item), rest),
+        cell(waits_text(item), rest),
+        cell(item.tenant, rest),
+        Text(numbers.count(item.prompt_tokens), rest),
+        Text(numbers.count(item.retries), rest),
+        cell(item.gateway, rest),
+        cell(item.model, rest),
     )
     return Row(key_of(item), cells, _facts(item), f"request/{item.request_id}")
 
@@ -147,13 +159,28 @@ def seconds_left(item: RunningRequest) -> float | None:
 
 
 def then(item: RunningRequest) -> str:
-    """What the scheduling policy does with it: `504 in 1 min 12 s`, `reported only`, `no bound`."""
+    """What the scheduling policy does at the bound: `504`, with the time left once that is near;
+    `reported only`; `no bound`."""
     left = seconds_left(item)
     if left is None:
         return "no bound"
     if item.at_bound == "report":
         return "reported only"
-    return f"504 in {numbers.duration(left)}" if left > 0 else "504 now"
+    if left <= 0:
+        return "504 now"
+    return f"504 in {numbers.duration(left)}" if _is_late(item, left) else "504"
+
+
+def waits_text(item: RunningRequest) -> str:
+    """`d5: first piece, decode leg`: the worker stands first, where no column cuts it off."""
+    if not item.waits_for:
+        return numbers.NO_TRAFFIC
+    text = item.waits_for.removeprefix("the ").replace(" of the decode leg", ", decode leg")
+    if not item.worker:
+        return text
+    for word in ("on", "to"):
+        text = text.removesuffix(f" {word} worker {item.worker}")
+    return f"{item.worker}: {text}"
 
 
 def _bound(item: RunningRequest) -> str:
@@ -168,8 +195,11 @@ def _tone(item: RunningRequest, silent: GatewayAnswer | None) -> Tone:
     if is_past(item):
         return "critical"
     left = seconds_left(item)
-    late = left is not None and left < (1 - LATE_SHARE) * (item.bound_seconds or 0.0)
-    return "warn" if late else "plain"
+    return "warn" if left is not None and _is_late(item, left) else "plain"
+
+
+def _is_late(item: RunningRequest, left: float) -> bool:
+    return left < (1 - LATE_SHARE) * (item.bound_seconds or 0.0)
 
 
 def _facts(item: RunningRequest) -> dict[str, Fact]:

@@ -125,17 +125,18 @@ def _row(worker: str, load: WorkerLoad, gateway: Gateway) -> Row:
     old = gateway.state != "ready"
     tones: dict[str, Tone] = {"ejected": "critical", "trial": "warn", "failing": "warn"}
     tone: Tone = "stale" if old else tones.get(state, "plain")
+    rest: Tone = "stale" if old else "plain"
     cells = (
-        cell(worker, tone),
+        cell(worker, rest),
         Text(state_text(load) + (" ~" if old else ""), tone),
-        Text(numbers.count(load.failures_in_a_row), tone),
-        Text(_window(load), tone),
-        Text(numbers.count(load.requests_total), tone),
-        Text(numbers.count(load.failures_total), tone),
-        _error(load.prefill_error, load.prefill_samples, tone),
-        _error(load.tbt_error, load.tbt_samples, tone),
-        cell(gateway.id, tone),
-        cell(load.data_path_note, tone),
+        Text(numbers.count(load.failures_in_a_row), rest),
+        Text(_window(load), tone if load.outcomes_failed else rest),
+        Text(numbers.count(load.requests_total), rest),
+        Text(numbers.count(load.failures_total), rest),
+        _error(load.prefill_error, load.prefill_samples, rest),
+        _error(load.tbt_error, load.tbt_samples, rest),
+        cell(gateway.id, rest),
+        cell(load.data_path_note, rest),
     )
     facts: dict[str, Fact] = {
         "worker": worker,

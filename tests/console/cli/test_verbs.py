@@ -15,7 +15,8 @@ from console.cli import run
     [
         ("bench", ("evict", "gateway", "index", "pool", "transfer")),
         ("cache", ("list", "pin", "pins", "prefetch", "purge", "replicate", "stat", "unpin")),
-        ("get", ("nodes", "requests", "transfers", "workers")),
+        ("get", ("health", "ledger", "nodes", "requests", "running", "transfers", "workers")),
+        ("request", ("cancel",)),
     ],
 )
 def test_a_group_has_the_verbs_of_every_package(

@@ -16,7 +16,7 @@ from console.tui.localtime import LocalZone
 from console.tui.plain import screen_text, screens
 from console.viewmodel.freshness import freshness
 from console.viewmodel.history import History
-from console.viewmodel.state import ConsoleState, PairTransfers
+from console.viewmodel.state import ConsoleState, LedgerReport, PairTransfers
 from workers.core.errors import ConfigError
 
 
@@ -27,6 +27,7 @@ def context_of(world: Any, history: History | None = None) -> Context:
         policies=world.policies, decisions=world.decisions, audit=world.audit,
         doctor=world.doctor, pair=PairTransfers("node-02", "node-09", world.transfers), alarms=world.transfers,
         matrix=world.matrix, series=world.series(world.now), pool=world.pool, jobs=world.jobs,
+        gateways=world.gateways, running=world.running, ledger=LedgerReport(world.ledger, world.summary),
     )  # fmt: skip
     fresh = freshness(now=0.0, received=0.0)
     zone = ZoneInfo("UTC")
@@ -55,6 +56,16 @@ def test_the_pool_in_full_as_text(world: Any) -> None:
     ):  # fmt: skip
         assert words in text
     assert "118" in screen_text(context_of(world), "job", "118")
+
+
+def test_what_the_gateways_know_as_text(world: Any) -> None:
+    shown = {noun: screen_text(context_of(world), noun) for noun in ("in-flight", "rejections")}
+    assert "1 stuck: 00000001 waits 5 min 40 s for p3: prefill leg" in shown["in-flight"]
+    assert "12.1 % of 58 probes" in shown["rejections"]
+    assert "likely no: 1 of 20 like it did" in shown["rejections"]
+    topology = screen_text(context_of(world), "topology")
+    assert "left out after failures: d5 at gw-1" in topology
+    assert "ejected, trial in 4.2 s" in screen_text(context_of(world), "worker", "d5")
 
 
 def test_one_thing_in_full(world: Any) -> None:

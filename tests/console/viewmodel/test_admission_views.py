@@ -27,9 +27,9 @@ class TestLedger:
     def test_each_row_says_what_was_predicted_and_whether_it_was_right(self, world: Any) -> None:
         table = self.table(world)
         assert texts(table, "met") == [
-            "likely no: 1 of 20 probes like it did",
-            "likely yes: 19 of 20 probes like it did",
-            "open: 9 of 20 probes like it did",
+            "likely no: 1 of 20 like it did",
+            "likely yes: 19 of 20 like it did",
+            "open: 9 of 20 like it did",
             "not known: no probe like it",
             "- (its wait was over)",
             "yes, it was let in",
@@ -80,19 +80,24 @@ class TestRunning:
         assert texts(table, "state") == ["stuck: prefilling", "waiting", "decoding", "decoding ~"]
         assert texts(table, "waited")[:2] == ["5 min 40 s!", "1 min 40 s"]
         assert texts(table, "bound") == ["5 min 30 s", "2 min 00 s", "2 min 30 s", "-"]
-        assert texts(table, "then") == ["504 now", "reported only", "504 in 2 min 30 s", "no bound"]
-        tones = [row.cells[0].tone for row in table.rows]
+        assert texts(table, "then") == ["504 now", "reported only", "504", "no bound"]
+        assert texts(table, "waits") == [
+            "p3: prefill leg", "its turn at a prefill worker", "d5: next piece, decode leg",
+            "client to read",
+        ]  # fmt: skip
+        tones = [row.cells[1].tone for row in table.rows]
         assert tones == ["critical", "warn", "plain", "stale"]
         assert table.rows[0].key == "gw-1/00000001cafe4711"
         assert running.find(world.running, "gw-1/00000002cafe4711") is world.running.items[1]
         assert running.find(world.running, "gw-9/x") is None
 
     def test_the_head_names_the_silent_and_since_when(self, world: Any) -> None:
-        counts, silent = running.head(world.running, now=world.now, tz=UTC)
+        counts, stuck, silent = running.head(world.running, now=world.now, tz=UTC)
         assert counts.text == (
-            "5 in flight at 2 gateways: 2 decoding, 1 prefilling, 1 waiting (of 4 listed); 1 stuck"
+            "5 in flight at 2 gateways: 2 decoding, 1 prefilling, 1 waiting (of 4 listed)"
         )
-        assert counts.tone == "critical"
+        assert stuck.text == "1 stuck: 00000001 waits 5 min 40 s for p3: prefill leg"
+        assert stuck.tone == "critical"
         assert silent.text == (
             "~ gw-2 (lost) has not answered since 13:06:46: no answer within 2 s; its last report"
             " is 46 s old; of it is shown what ran 45 s ago"

@@ -1,0 +1,40 @@
+"""Verbs that print the console's view models: the same words as the screens."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from request_objects import make_gateways
+
+from console import get
+from console.text import table_text
+from console.viewmodel import running
+
+
+def test_what_runs_reads_as_on_the_screen(world: Any) -> None:
+    text = get._running(world.running)
+    assert text.startswith("REQUEST ")
+    table = running.running(world.running)
+    for row in table.rows:
+        line = next(line for line in text.splitlines() if row.cells[0].text in line)
+        assert all(cell.text in line for cell in row.cells)
+    assert "1 stuck: 00000001" in text
+
+
+def test_the_ledger_ends_with_what_it_comes_to(world: Any) -> None:
+    text = get._ledger(world.ledger, world.summary)
+    assert "rejected wrongly: 12.1 % of 58 probes (95 %: 6.0 to 22.9 %)" in text
+    assert "interactive" in text
+
+
+def test_health_names_who_is_left_out(world: Any) -> None:
+    text = get._health(make_gateways(world.at))
+    assert "ejected, trial in 4.2 s" in text
+    assert "left out after failures: d5 at gw-1" in text
+    assert get._health([]).splitlines()[0] == "No gateway has reported yet."
+
+
+def test_columns_stay_under_their_labels(world: Any) -> None:
+    lines = table_text(running.running(world.running)).splitlines()
+    at = lines[0].index("THEN")
+    assert all(line[at - 1] == " " and line[at] != " " for line in lines[1:])

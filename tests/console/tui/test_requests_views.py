@@ -1,0 +1,144 @@
+"""In flight, rejections and worker health: walked by keys; a stuck request is cancelled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from controlplane.gateways.running_schemas import RequestCancel, RunningList
+
+SIZES = [(80, 24), (120, 40), (200, 60)]
+
+
+class TestInFlight:
+    @pytest.mark.parametrize("size", SIZES)
+    async def test_the_stuck_one_stands_first_at_every_size(
+        self, world: Any, open_console: Any, size: tuple[int, int]
+    ) -> None:
+        async with open_console(world, start="in-flight", size=size) as console:
+            shown = await console.until(
+                "Requests > in flight", "1 stuck: 00000001 waits 5 min 40 s"
+            )
+            assert shown.index("stuck: prefilling") < shown.index("504")
+            assert "~ gw-2 (lost) has not answered since 14:06:46" in shown
+            row = console.line("stuck: prefilling")
+            assert "5 min 40 s!" in row
+            assert "p3: prefill leg" in row
+
+    async def test_views_are_walked_and_each_has_its_filter(
+        self, world: Any, open_console: Any
+    ) -> None:
+        async with open_console(world, start="requests", size=(120, 40)) as console:
+            await console.until("Requests > live")
+            await console.press("right_square_bracket")
+            await console.until("Requests > in flight", "5 in flight at 2 gateways", "K cancel")
+            await console.press("slash")
+            await console.type("stuck=yes")
+            await console.press("enter")
+            await console.until("/stuck=yes 1 of 4")
+            await console.press("right_square_bracket")
+            await console.until("Requests > rejections", "1,204 rejected", gone="/stuck=yes")
+
+    async def test_a_stuck_request_is_cancelled_after_it_was_said_what_happens(
+        self, world: Any, open_console: Any
+    ) -> None:
+        async with open_console(world, start="in-flight", size=(120, 40)) as console:
+            await console.until("stuck: prefilling")
+            await console.press("K")
+            await console.until(
+                "Requests > cancel", "CANCEL request 00000001", "503 cancelled_by_operator"
+            )
+            console.clock.ahead += 1
+            await console.press("tab", "tab")
+            await console.type("hangs")
+            await console.press("enter", "y")
+            await console.until("Cancelled request 00000001, which was prefilling")
+            (call,) = console.source.sent
+            assert call.path == "/api/v1/requests/00000001cafe4711/cancel"
+            assert call.body == RequestCancel(gateway="gw-1", reason="hangs")
+            assert console.app.page.noun == "requests"
+
+    async def test_a_refusal_is_said_where_one_came_from(
+        self, world: Any, open_console: Any, problem: Any
+    ) -> None:
+        async with open_console(world, start="in-flight", size=(120, 40)) as console:
+            await console.until("stuck: prefilling")
+            console.source.refuse = problem(409, "It does not run any more.")
+            await console.press("K")
+            await console.until("CANCEL request")
+            console.clock.ahead += 1
+            await console.press("y")
+            await console.until("Nothing was done:", "does not run any more")
+
+    async def test_a_viewer_has_no_cancel(self, world: Any, open_console: Any) -> None:
+        async with open_console(world, start="in-flight", can_act=False) as console:
+            await console.until("stuck: prefilling", gone="K cancel")
+            await console.press("K")
+            assert console.app.page.noun == "requests"
+
+    async def test_nothing_in_flight_and_no_gateway_differ(
+        self, world: Any, open_console: Any
+    ) -> None:
+        world.running = RunningList(items=[])
+        async with open_console(world, start="in-flight") as console:
+            await console.until("No gateway has joined: nothing can be in flight.")
+
+    async def test_the_cursor_stays_with_its_request(self, world: Any, open_console: Any) -> None:
+        async with open_console(world, start="in-flight", size=(120, 40)) as console:
+            await console.until("stuck: prefilling")
+            await console.press("j")
+            items = list(reversed(world.running.items))
+            found = world.running.model_copy(update={"items": items})
+            console.app.state.load(console.clock(), running=found)
+            await console.until("stuck: prefilling")
+            assert console.app.page.selected().key == "gw-1/00000002cafe4711"
+
+
+class TestRejections:
+    @pytest.mark.parametrize("size", SIZES)
+    async def test_how_many_were_wrong_is_the_first_line(
+        self, world: Any, open_console: Any, size: tuple[int, int]
+    ) -> None:
+        async with open_console(world, start="rejections", size=size) as console:
+            shown = await console.until(
+                "Requests > rejections", "1,204 rejected", "12.1 % of 58 pr"
+            )
+            assert shown.index("12.1 %") < shown.index("PREDICTED")
+            assert "2.31 s!" in shown
+            assert "likely no" in shown
+
+    async def test_the_palette_leads_there(self, world: Any, open_console: Any) -> None:
+        async with open_console(world) as console:
+            await console.press("colon")
+            await console.type("rejections")
+            await console.press("enter")
+            await console.until("Requests > rejections", "1,204 rejected")
+            await console.press("colon")
+            await console.type("stuck")
+            await console.press("enter")
+            await console.until("Requests > in flight")
+
+
+class TestHealth:
+    @pytest.mark.parametrize("size", SIZES)
+    async def test_who_is_left_out_stands_first(
+        self, world: Any, open_console: Any, size: tuple[int, int]
+    ) -> None:
+        async with open_console(world, start="topology/health", size=size) as console:
+            shown = await console.until("Topology > health", "left out after failures: d5 at gw-1")
+            assert "~ gw-2 is stale: its last report is 14 s old" in shown
+            assert "ejected, trial in 4.2 s" in shown
+            assert "10 of 20" in shown
+            await console.press("enter")
+            await console.until("worker d5", "AS GATEWAYS MEET IT")
+
+    async def test_its_filter_is_its_own(self, world: Any, open_console: Any) -> None:
+        async with open_console(world, start="topology/health", size=(120, 40)) as console:
+            await console.until("Topology > health")
+            await console.press("slash")
+            await console.type("state=ejected")
+            await console.press("enter")
+            await console.until("/state=ejected 1 of 5")
+            await console.press("left_square_bracket")
+            await console.until("Topology > pairings", gone="/state=ejected")

@@ -1,0 +1,117 @@
+"""In flight, rejections, worker health and a decision's remarks, as pages."""
+
+from __future__ import annotations
+
+import re
+from html import unescape
+from typing import Any
+
+import httpx2
+
+from controlplane.decisions.schemas import ObservedPlacement, Verdict
+from controlplane.gateways.running_schemas import RunningList
+
+STUCK = "gw-1/00000001cafe4711"
+
+
+def words(text: str) -> str:
+    return re.sub(r"\s+", " ", unescape(re.sub(r"<[^>]+>", " ", text)))
+
+
+class TestInFlight:
+    async def test_the_stuck_one_stands_first_and_can_be_cancelled(
+        self, browser: httpx2.AsyncClient
+    ) -> None:
+        text = (await browser.get("/in-flight")).text
+        shown = words(text)
+        assert shown.index("1 stuck: 00000001 waits 5 min 40 s") < shown.index("stuck: prefilling")
+        assert shown.index("stuck: prefilling") < shown.index("reported only")
+        assert "~ gw-2 (lost) has not answered since" in shown
+        assert text.count('data-act="cancel_request"') == 4
+        assert f'data-target="{STUCK}"' in text
+        assert 'href="/requests/00000001cafe4711"' in text
+
+    async def test_what_a_cancel_would_do_and_its_one_request(
+        self, browser: httpx2.AsyncClient
+    ) -> None:
+        reply = await browser.get("/acts/cancel_request", params={"target": STUCK})
+        found = reply.json()
+        assert (found["method"], found["path"]) == (
+            "POST",
+            "/api/v1/requests/00000001cafe4711/cancel",
+        )
+        assert found["body"] == {"gateway": "gw-1", "reason": ""}
+        assert any("503 cancelled_by_operator" in line["text"] for line in found["lines"])
+        gone = await browser.get("/acts/cancel_request", params={"target": "gw-1/other"})
+        assert (gone.status_code, gone.json()["title"][:22]) == (409, "This request has ended")
+
+    async def test_a_filter_and_a_bad_one(self, browser: httpx2.AsyncClient) -> None:
+        some = words((await browser.get("/in-flight?filter=worker=p3")).text)
+        assert "1 of 4" in some
+        bad = await browser.get("/in-flight?filter=left<2x")
+        assert "expected a time such as 2s" in words(bad.text)
+
+    async def test_nothing_runs(self, recorded: Any, browser: httpx2.AsyncClient) -> None:
+        recorded.running = RunningList(items=[])
+        assert "No gateway has joined" in words((await browser.get("/in-flight")).text)
+
+
+class TestRejections:
+    async def test_the_estimate_with_its_samples_then_the_entries(
+        self, browser: httpx2.AsyncClient
+    ) -> None:
+        shown = words((await browser.get("/rejections")).text)
+        for part in (
+            "1,204 rejected, 31 shed", "12.1 % of 58 probes (95 %: 6.0 to 22.9 %)",
+            "likely no: 1 of 20 like it did", "yes, it was let in", "queue full", "3.00 s",
+        ):  # fmt: skip
+            assert part in shown, part
+        assert shown.index("12.1 %") < shown.index("likely no")
+
+    async def test_nobody_was_turned_away(self, recorded: Any, browser: httpx2.AsyncClient) -> None:
+        recorded.ledger = recorded.summary = None
+        shown = words((await browser.get("/rejections")).text)
+        assert "Nobody was turned away" in shown
+        assert "rejected wrongly: - (nobody was)" in shown
+
+
+class TestHealth:
+    async def test_topology_and_the_worker_itself(self, browser: httpx2.AsyncClient) -> None:
+        shown = words((await browser.get("/topology")).text)
+        assert "left out after failures: d1 at gw-1" in shown
+        assert "ejected, trial in 4.2 s" in shown
+        assert "~ gw-2 is stale: its last report is 14 s old" in shown
+        one = words((await browser.get("/workers/d1")).text)
+        assert "As gateways meet it" in one
+        assert "10 of 20" in one
+        assert "answered 502" in one
+
+
+class TestRequest:
+    async def test_admission_and_observe_stand_under_the_candidates(
+        self, recorded: Any, browser: httpx2.AsyncClient
+    ) -> None:
+        verdict = Verdict(gate="ttft", predicted_seconds=2.31, limit_seconds=2.0, percentile=95, probe=True, met=True)  # fmt: skip
+        other = ObservedPlacement(
+            algorithm="cache_aware", worker_id="p2", predicted_ttft_seconds=0.5
+        )
+        first = recorded.decisions[0].model_copy(
+            update={"admission": verdict, "observed_placement": other, "priority": "batch"}
+        )
+        recorded.decisions[0] = first
+        text = (await browser.get(f"/requests/{first.request_id}")).text
+        shown = words(text)
+        assert (
+            "let in as a probe though predicted TTFT 2.31 s at P95 > 2.00 s: it kept the SLO"
+            in shown
+        )
+        assert "cache_aware would have chosen p2: predicted 500 ms, 287 ms later than p1" in shown
+        assert "class batch" in shown
+        assert "data-act" not in text
+
+    async def test_a_running_one_can_be_cancelled(
+        self, recorded: Any, browser: httpx2.AsyncClient
+    ) -> None:
+        runs = next(d for d in recorded.decisions if d.status == "running")
+        text = (await browser.get(f"/requests/{runs.request_id}")).text
+        assert f'data-target="g1/{runs.request_id}"' in text
