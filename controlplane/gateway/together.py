@@ -13,6 +13,7 @@ until leg 1 has ended by itself or at a timer of minutes, even when both request
 """
 
 import asyncio
+import re
 from time import monotonic
 from typing import Any
 
@@ -29,7 +30,13 @@ from controlplane.gateway.decode import (
     taker,
     try_elsewhere,
 )
-from controlplane.gateway.legs import LegError, PrefillReply, check_answer, prefill_reply
+from controlplane.gateway.legs import (
+    ClientFault,
+    LegError,
+    PrefillReply,
+    check_answer,
+    prefill_reply,
+)
 from controlplane.gateway.relay import Relay
 from controlplane.gateway.running import Running
 from controlplane.gateway.upstream import Reply
@@ -37,6 +44,9 @@ from controlplane.gateway.upstream import Reply
 USAGE_SECONDS = 1.0
 """How long a whole answer waits for leg 1's, for what that says of the prompt's tokens."""
 _DECODE_RETRIED = DecodeRetried()
+_NOT_PARSED = re.compile(rb'"message": ?"\d+ validation error')
+"""vLLM's answer to a body that its connector has never seen; to what it refuses later on, the
+connector asks for the KV to have it freed."""
 
 
 async def together(run: Running, worker: WorkerState, priced: Priced, tried: set[str]) -> bool:
@@ -212,4 +222,6 @@ def _is_awaited(second: "asyncio.Task[tuple[Reply, bytes]]") -> bool:
     if not second.done() or second.cancelled():
         return True
     error = second.exception()
+    if isinstance(error, ClientFault):
+        return _NOT_PARSED.search(error.answer.body) is None
     return not isinstance(error, LegError) or error.was_sent

@@ -68,6 +68,7 @@ class ForeignEngine:
         self.bootstrap_gate = asyncio.Event()
         self.bootstrap_gate.set()
         self.fail_with = 0
+        self.says = "as told"
         self.cuts_stream = False  # after its first piece
         self.is_strict = False
         self.dies = False  # cuts the connection instead of an answer
@@ -117,7 +118,7 @@ class ForeignEngine:
             return
         if self.fail_with:
             await self.gate.wait()
-            exchange.send(self.fail_with, {"error": {"message": "as told", "code": self.fail_with}})
+            exchange.send(self.fail_with, {"error": {"message": self.says, "code": self.fail_with}})
             return
         try:
             if self.role == "prefill":

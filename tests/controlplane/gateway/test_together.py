@@ -257,6 +257,17 @@ async def test_the_watchdog_names_both_legs(tmp_path: Path, eventually: Eventual
         assert "for which the decode leg waits on worker d2" in error["message"]
 
 
+@pytest.mark.parametrize(("message", "open_legs"), [("1 validation error: n", 0), ("as told", 1)])
+async def test_leg_1_is_cut_off_where_leg_2_was_never_read(
+    tmp_path: Path, eventually: Eventually, message: str, open_legs: int
+) -> None:
+    async with running(tmp_path, eventually, "prefill", "decode") as rig:
+        rig.engines["p1"].gate.clear()
+        rig.engines["d2"].fail_with, rig.engines["d2"].says = 400, message
+        assert (await rig.complete()).status_code == 400
+        await eventually(lambda: rig.engines["p1"].running == open_legs, "leg 1 is as it has to be")
+
+
 FATES = ("serves", "fails", "refuses", "dies")
 
 
