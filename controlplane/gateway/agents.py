@@ -19,9 +19,9 @@ from workers.client import AsyncAgentClient, make_hello
 from workers.core.errors import AgentUnavailableError, ProtocolError, RefusedError
 from workers.core.gateway_messages import GatewayShare
 from workers.core.ids import NodeId, transfer_owner
-from workers.core.messages import LegReport, LookupReply
+from workers.core.messages import Done, LegReport, LookupReply
 from workers.core.stats_messages import PoolStats, WorkerStatus
-from workers.core.transfer_messages import Fetch
+from workers.core.transfer_messages import CancelFetch, Fetch
 
 log = structlog.get_logger(__name__)
 
@@ -46,7 +46,7 @@ class _Followed:
     index_epoch: int | None = None  # of the last view
     stats: PoolStats | None = None
     neighbours: Neighbours = field(default_factory=Neighbours)
-    releases: asyncio.Queue[str | Fetch] = field(
+    releases: asyncio.Queue[str | Fetch | CancelFetch] = field(
         default_factory=lambda: asyncio.Queue(MAX_RELEASES)
     )
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
@@ -124,6 +124,13 @@ class Agents:
                     followed.releases.put_nowait(fetch.owner)
                 return True
         return False
+
+    def cancel_fetch(self, node_id: str, transfer_id: str) -> None:
+        """Have a node end what it still fetches ahead for this request. Never blocks."""
+        for followed in self._followed.values():
+            if followed.node_id == node_id and not followed.releases.full():
+                followed.releases.put_nowait(CancelFetch(transfer_owner(transfer_id)))
+                return
 
     async def close(self) -> None:
         """End every follower; what is to be released is sent first, for a moment."""
@@ -250,7 +257,9 @@ class Agents:
             self._cluster.apply(view)
 
 
-async def _send(client: AsyncAgentClient, due: list[str | Fetch], *, is_release: bool) -> None:
+async def _send(
+    client: AsyncAgentClient, due: list[str | Fetch | CancelFetch], *, is_release: bool
+) -> None:
     """What fails is left: the pins' lease ends them, what is not fetched is computed or fetched
     later."""
     lost = (AgentUnavailableError, RefusedError, ProtocolError)
@@ -262,6 +271,8 @@ async def _send(client: AsyncAgentClient, due: list[str | Fetch], *, is_release:
         with contextlib.suppress(*lost):
             if isinstance(fetch, Fetch):
                 await client.call(fetch, LookupReply)
+            elif isinstance(fetch, CancelFetch):
+                await client.call(fetch, Done)
 
 
 def _row(node_id: str, status: WorkerStatus) -> ViewWorker | None:

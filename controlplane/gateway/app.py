@@ -422,6 +422,7 @@ class Gateway:
             by_state=self._watch.by_state(),
             staged_released=stats.staged_released,
             staged_left=stats.staged_left,
+            prefetches_cancelled=stats.prefetches_cancelled,
             hedges_sent=self._context.hedges.sent,
             hedges_won=self._context.hedges.won,
             sampled_out=self.records.sampler.sampled_out,

@@ -107,9 +107,13 @@ def _move(run: Running, tried: set[str]) -> bool:
     worker_id = free[0].worker_id
     if run.life.is_decoding:
         run.step(_DECODE_RETRIED)
-    run.context.cluster.slots.take(run.asked.request_id, worker_id)
+    cluster, request_id = run.context.cluster, run.asked.request_id
+    cluster.slots.take(request_id, worker_id)
     run.step(SlotTaken(worker_id))
     run.decision.decode_worker = worker_id
+    if run.prefetching not in ("", cluster.workers[worker_id].row.node_id):
+        run.context.spreader.needless(run.prefetching, request_id)
+        run.prefetching = ""
     return True
 
 

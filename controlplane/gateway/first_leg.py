@@ -31,9 +31,10 @@ def begin(
         cluster.texts.learn(asked.text, worker.cache_owner)
     if run.plan.held.keys:
         expect(run, row.node_id)
-        context.spreader.dispatched(
+        told = context.spreader.dispatched(
             run.plan, request_id, asked.pool_tenant, worker, run.life.slot_worker
         )
+        run.prefetching = told or run.prefetching
     run.step(PrefillStarted(row.id))
     if not cluster.health.is_sound:
         cluster.health.started(row.id, now)

@@ -75,6 +75,9 @@ WORKER_FAILURES = _counter("worker_failures", "Legs that failed on a worker.", "
 PREFETCHED = _counter(
     "prefetched_blocks", "Blocks that decode nodes were told to fetch when leg 1 went out."
 )
+PREFETCHES_CANCELLED = _counter(
+    "prefetches_cancelled", "Requests whose blocks decode nodes were told not to fetch any more."
+)
 REPLICATED = _counter(
     "replicated_blocks", "Hot blocks that nodes which lacked them were told to fetch."
 )
@@ -114,6 +117,7 @@ class Extra:
     staged_left: int
     sampled_out: int
     prompts_left_out: int
+    prefetches_cancelled: int
     hedges_sent: int
     hedges_won: int
     stuck: dict[str, int]
@@ -168,6 +172,7 @@ def _plain(stats: GatewayStats, extra: Extra) -> list[tuple[Series, float]]:
         (SAMPLED_OUT, extra.sampled_out),
         (PROMPTS_LEFT_OUT, extra.prompts_left_out),
         (PREFETCHED, stats.prefetched_blocks_total),
+        (PREFETCHES_CANCELLED, extra.prefetches_cancelled),
         (REPLICATED, stats.replicated_blocks_total),
         (IN_FLIGHT, stats.in_flight),
         (INDEX_BLOCKS, stats.index_blocks),

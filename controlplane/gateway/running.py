@@ -68,7 +68,7 @@ class Running:
 
     __slots__ = (
         "asked", "cause", "context", "decision", "failed_worker", "life", "outcome", "plan",
-        "record", "service_seconds", "staged", "stuck_in", "stuck_since", "telling", "unsplit",
+        "prefetching", "record", "service_seconds", "staged", "stuck_in", "stuck_since", "telling", "unsplit",
     )  # fmt: skip
 
     def __init__(self, context: Context, asked: Asked) -> None:
@@ -79,6 +79,7 @@ class Running:
         self.outcome = Outcome(asked.request.received_at)
         self.cause: AnswerError | ClientFault | None = None  # of an `interrupt`
         self.failed_worker = ""  # of the last leg that failed
+        self.prefetching = ""  # the node that was told to fetch ahead for leg 2
         self.stuck_in: State | None = None
         self.stuck_since: float | None = None
         self.service_seconds = 0.0  # of the prefill leg, without its wait behind others
@@ -251,6 +252,8 @@ class Running:
     def _release_pins(self, _: ReleasePins) -> None:
         context = self.context
         again = self.decision.status not in _COMPLETE  # a leg may still be ending
+        if self.prefetching and again:
+            context.spreader.needless(self.prefetching, self.asked.request_id)
         context.agents.release(self.asked.request_id, again=again)
         if self.staged is not None:
             taker = context.cluster.workers.get(self.decision.decode_worker)

@@ -28,23 +28,34 @@ class Spreader:
 
     def dispatched(
         self, plan: Plan, request_id: str, tenant: str, worker: WorkerState, decode_worker: str
-    ) -> None:
-        """Leg 1 goes to `worker`, leg 2 to the slot held at `decode_worker`."""
-        held = plan.held
+    ) -> str:
+        """Leg 1 goes to `worker`, leg 2 to the slot held at `decode_worker`. The node that was told
+        to fetch for it, if one was."""
+        held, fetches = plan.held, ""
         if not held.keys or not held.blocks or not self._cluster.paths.costs:
-            return
+            return ""
         decode = self._cluster.workers.get(decode_worker)
-        if decode is not None and decode.namespace == held.namespace:
-            self._prefetch(plan, request_id, tenant, worker, decode)
+        if (
+            decode is not None
+            and decode.namespace == held.namespace
+            and self._prefetch(plan, request_id, tenant, worker, decode)
+        ):
+            fetches = decode.row.node_id
         for node_id, blocks in held.blocks.items():
             self._replication.arrived(node_id, blocks)
         chosen = [one for one in plan.prefill if one.option.worker_id == worker.row.id]
         others = [one for one in plan.prefill if one.option.worker_id != worker.row.id]
         self._replicate(plan, [*chosen, *others], tenant)
+        return fetches
+
+    def needless(self, node_id: str, request_id: str) -> None:
+        """What this node was told to fetch for the request, nobody will ask for."""
+        self._agents.cancel_fetch(node_id, request_id)
+        self._stats.prefetches_cancelled += 1
 
     def _prefetch(
         self, plan: Plan, request_id: str, tenant: str, worker: WorkerState, decode: WorkerState
-    ) -> None:
+    ) -> bool:
         """From the prefill node, or the holder of more; not what comes from there later anyway."""
         node_id, held = decode.row.node_id, plan.held
         costs = self._cluster.paths.costs
@@ -59,7 +70,7 @@ class Spreader:
             or holder is None
             or cost is None
         ):
-            return
+            return False
         block_tokens = decode.block_tokens or 1
         end = min(blocks, here + MAX_PREFETCHED_BLOCKS)
         rate = self._cluster.paths.bytes_per_second(source, node_id)
@@ -69,8 +80,10 @@ class Spreader:
         if end > first:
             rest: list[bytes] = list(held.keys[:end])
             fetches.append(Fetch(owner, held.namespace, rest, holder, tenant, "batch"))
-        if all(self._agents.fetch(node_id, fetch) for fetch in fetches):
+        told = [self._agents.fetch(node_id, fetch) for fetch in fetches]
+        if all(told):
             self._stats.prefetched_blocks += end - here
+        return any(told)
 
     def _replicate(self, plan: Plan, ordered: list[Priced], tenant: str) -> None:
         held = plan.held

@@ -72,6 +72,7 @@ class Stats:
     decode_side_prefills: int = 0
     handoff_missing: int = 0
     prefetched_blocks: int = 0
+    prefetches_cancelled: int = 0
     replicated_blocks: int = 0
     ttft_calibration: Calibration = field(default_factory=Calibration)
     transfer_calibration: Calibration = field(default_factory=Calibration)

@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import msgspec
 
@@ -28,6 +28,7 @@ from workers.core.clock import Clock
 from workers.core.errors import AgentUnavailableError, ProtocolError, RefusedError
 from workers.core.ids import OwnerId
 from workers.core.messages import (
+    Done,
     LookupReply,
     PreparedLoad,
     PrepareLoad,
@@ -38,7 +39,7 @@ from workers.core.messages import (
 from workers.core.pool_state import ClientRef, PoolState
 from workers.core.stats_messages import NamespaceSpec
 from workers.core.transfer_handshake import StaleIncarnationError
-from workers.core.transfer_messages import Fetch
+from workers.core.transfer_messages import CancelFetch, Fetch
 from workers.core.transfer_types import (
     PATH_CAUSES,
     Piece,
@@ -144,13 +145,14 @@ class Fetcher:
         self._transfers = transfers
         self._peers = peers
         self._pushes = pushes
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks: dict[asyncio.Task[None], _Job] = {}
         self._waiting: OrderedDict[bytes, _Asked] = OrderedDict()
         pushes.on_failed = self._pull_instead
-        self.counts = {"fetches": 0, "blocks_fetched": 0, "blocks_missing": 0, "refused": 0}
+        self.counts = {"fetches": 0, "blocks_fetched": 0, "blocks_missing": 0, "refused": 0,
+                       "blocks_cancelled": 0}  # fmt: skip
 
-    def handlers(self) -> dict[type, Callable[[Session, Fetch], ReplyBody]]:
-        return {Fetch: self.fetch}
+    def handlers(self) -> dict[type, Callable[[Session, Any], ReplyBody]]:
+        return {Fetch: self.fetch, CancelFetch: self.cancel}
 
     def fetch(self, session: Session, body: Fetch) -> ReplyBody:
         """Begin; what is under way by then counts as pending in the reply."""
@@ -173,6 +175,26 @@ class Fetcher:
             return found
         self._begin(session, body, pool, present, engine)
         return pool.peek(body.namespace, body.block_hashes)
+
+    def cancel(self, _: Session, body: CancelFetch) -> ReplyBody:
+        """End this owner's fetches; each fails what it was still to write."""
+        ended = 0
+        for task, job in self._tasks.items():
+            if job.body.owner == body.owner and not self._is_awaited(job):
+                task.cancel()
+                ended += len(job.wanted)
+        self.counts["blocks_cancelled"] += ended
+        return Done(ended)
+
+    def _is_awaited(self, job: _Job) -> bool:
+        """Whether somebody else than the job's owner has asked for what it brings."""
+        owner, pool = job.body.owner, self._node.pool
+        asked = (self._waiting.get(one.key) for one in job.wanted)
+        if any(one is not None and one.body.owner != owner for one in asked):
+            return True
+        owners = (OwnerId(owner), job.owner)
+        keys = job.body.block_hashes
+        return pool is not None and pool.is_pinned_beside(job.body.namespace, keys, owners)
 
     async def close(self) -> None:
         """End every fetch and every connection to a peer."""
@@ -226,8 +248,8 @@ class Fetcher:
         deadline = now + self._transfers.policy.fetch_seconds
         job = _Job(body, owner, client, wanted, deadline)
         task = asyncio.get_running_loop().create_task(self._run(pool, engine, job))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks[task] = job
+        task.add_done_callback(self._tasks.pop)
 
     async def _run(self, pool: PoolState, engine: TransferEngine, job: _Job) -> None:
         client, began = self._peers.get(job.body.holder), self._node.clock.monotonic()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Literal
 
 from workers.core.blocks import Block, BlockState
@@ -111,6 +111,16 @@ class PoolState(RoomyPool):
         if chain:
             self._use(chain, self._open(client, owner_id, now), now)
         return len(chain)
+
+    def is_pinned_beside(
+        self, namespace: bytes, block_hashes: Sequence[bytes], owner_ids: Collection[OwnerId]
+    ) -> bool:
+        """Whether others than these owners keep one of these blocks, held or on its way."""
+        return any(
+            owner.id not in owner_ids
+            for block in self._present(namespace, block_hashes)
+            for owner in block.pins
+        )
 
     def promote(
         self,

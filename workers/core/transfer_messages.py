@@ -34,6 +34,14 @@ class Fetch(msgspec.Struct, tag=True, frozen=True):
     urgency: Literal["first_token", "batch"] = "first_token"
 
 
+class CancelFetch(msgspec.Struct, tag=True, frozen=True):
+    """What was fetched ahead for this owner will not be needed: end what is still on its way, but for
+    what somebody else waits for. Answered by `Done` with the number of blocks. Pins stay until they
+    are released."""
+
+    owner: str
+
+
 class Push(msgspec.Struct, tag=True, frozen=True):
     """From a worker to its own agent: this chain goes to that node too, each block once it is stored.
 
@@ -102,5 +110,5 @@ class Reserved(msgspec.Struct, tag=True, frozen=True):
     seconds: float = 0.0
 
 
-TransferRequests = Fetch | Push | Reserve | Unreserve | Prove
+TransferRequests = Fetch | CancelFetch | Push | Reserve | Unreserve | Prove
 TransferReplies = Challenge | Reserved
