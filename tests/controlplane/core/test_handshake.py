@@ -7,9 +7,11 @@ from controlplane.core.handshake import (
     Bootstrap,
     at_once,
     decode_params,
+    is_taken_once,
     nothing_pairs,
     owes_release,
     pairs,
+    prefill_fields,
     prefill_params,
 )
 
@@ -62,6 +64,12 @@ def test_legs_of_one_request_run_the_same_connector():
 def test_what_else_differs():
     assert [name for name in HANDSHAKES if at_once(name)] == ["mooncake"]
     assert [name for name in HANDSHAKES if owes_release(name)] == ["nixl"]
+    assert [name for name in HANDSHAKES if is_taken_once(name)] == ["nixl", "mooncake"]
+
+
+def test_only_a_mooncake_leg_1_must_not_end_by_a_stop_token():
+    fields = {name: dict(prefill_fields(name)) for name in HANDSHAKES}
+    assert fields == {"perilune": {}, "nixl": {}, "mooncake": {"min_tokens": 1}, "none": {}}
 
 
 def test_a_caller_may_change_what_it_got():

@@ -80,3 +80,27 @@ class TestSessionAndHolder:
     )
     def test_a_class_is_a_short_plain_word_or_none(self, header: bytes, label: str) -> None:
         assert label_of({b"x-perilune-class": header}) == label
+
+
+@pytest.mark.parametrize(
+    ("fields", "wanted"),
+    [
+        ({"prompt": "a"}, 1), ({"prompt": ["a"]}, 1), ({"prompt": ["a", "b"]}, 2),
+        ({"prompt": [1, 2, 3]}, 1), ({"prompt": [[1], [2, 3]]}, 2), ({"prompt": []}, 1),
+        ({"prompt": "a", "n": 3}, 3), ({"prompt": ["a", "b"], "n": "2"}, 4),
+        ({"prompt": "a", "n": 2.0}, 2), ({"prompt": "a", "n": None}, 1), ({"prompt": "a", "n": "x"}, 1),
+    ],
+)  # fmt: skip
+def test_sequences_are_prompts_times_choices(fields: dict[str, Any], wanted: int) -> None:
+    assert parse(json.dumps(fields).encode(), chat=False).num_sequences == wanted
+
+
+def test_a_chat_has_one_prompt() -> None:
+    body = parse(b'{"messages": [{}, {}], "prompt": ["a", "b"], "n": 2}', chat=True)
+    assert body.num_sequences == 2
+
+
+def test_leg_1_has_the_fields_that_its_connector_needs_instead_of_the_clients() -> None:
+    body = parse(b'{"prompt": "a", "min_tokens": 40}', chat=False)
+    assert "min_tokens" not in json.loads(prefill_leg(body, None, None))
+    assert json.loads(prefill_leg(body, None, None, {"min_tokens": 1}))["min_tokens"] == 1
