@@ -55,9 +55,8 @@ async def decode(run: Running, prefilled: PrefillReply) -> None:
             run.staged = staged
             raise
         except LegError as error:
-            if (
-                error.was_sent and run.staged is None
-            ):  # it may have been taken, and be another's now
+            if error.was_sent and run.staged is None:
+                # It may have been taken, and its blocks be another prompt's by now.
                 prefilled = structs.replace(prefilled, params=None)
             run.staged = staged
             try_elsewhere(run, error, tried)
