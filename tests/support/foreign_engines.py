@@ -1,5 +1,5 @@
-"""Engines that are not ours, as strict about `kv_transfer_params` as upstream's connectors: every
-field is checked, what prefill stages is counted until decode has taken it."""
+"""Engines that are not ours, as strict about `kv_transfer_params` as upstream's connectors (vLLM 0.32):
+every field is checked, what prefill stages is counted until decode has taken it, which it may once."""
 
 from __future__ import annotations
 
@@ -143,7 +143,9 @@ class ForeignEngine:
                 "do_remote_prefill": True, "do_remote_decode": False,
                 "remote_block_ids": [[number, number + 1]], "remote_engine_id": self.engine_id,
                 "remote_request_id": f"cmpl-{number}-0", "remote_host": "127.0.0.1",
-                "remote_port": 5600, "tp_size": 1, "remote_num_tokens": 32,
+                "remote_port": 5600, "tp_size": 1, "dcp_size": 1, "pp_size": 1,
+                "remote_num_tokens": 32, "remote_blocks_expiry_time": None,
+                "transfer_mode": "pull", "remote_prefill_cached_tokens": 0,
             }  # fmt: skip
             self.fabric.staged[staged["remote_request_id"]] = staged
         elif self.handshake == "mooncake":
