@@ -9,7 +9,7 @@ from typing import Final
 FORGETTING: Final = 0.99
 """Weight of a sample against the next one: about the last 100 count."""
 _VAGUE: Final = 1e-3
-_LEAST_ACTUAL_SECONDS: Final = 1e-3  # errors below a millisecond say nothing
+_LEAST_ACTUAL_SECONDS: Final = 1e-3  # errors and weights below a millisecond say nothing
 ERRORS_KEPT: Final = 64
 
 
@@ -73,6 +73,12 @@ class LinearFit:
         for i, value in zip(kept, solution, strict=True):
             theta[i] = value
         self.theta = theta
+
+
+def relative_weight(actual_seconds: float, predicted_seconds: float) -> float:
+    """Errors relative to the longer of the two: one relative to what was measured alone would let a
+    single sample near zero outweigh all others."""
+    return 1 / max(actual_seconds, predicted_seconds, _LEAST_ACTUAL_SECONDS)
 
 
 def solve(matrix: list[list[float]], right: list[float]) -> list[float]:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 from typing import Final
 
-from controlplane.core.fitting import LinearFit
+from controlplane.core.fitting import LinearFit, relative_weight
 from controlplane.core.routing import TransferCost
 
 MAX_SOURCES: Final = 64
 """Nodes that one worker's KV came from; the one seen first goes for a new one."""
-_LEAST_SECONDS: Final = 1e-3  # weights of samples are relative down to here
 
 
 class HandoverModel:
@@ -47,8 +46,8 @@ class HandoverModel:
             per_1000 = path.seconds(1000) - path.seconds(0) if path is not None else 0.0
             fit = LinearFit((self._base(), per_1000), non_negative=True)
             self._fits[source] = fit
-        weight = 1 / max(seconds, _LEAST_SECONDS)
-        fit.observe((1.0, tokens / 1000), seconds, weight)
+        x = (1.0, tokens / 1000)
+        fit.observe(x, seconds, relative_weight(seconds, fit.predict(x)))
 
     def _base(self) -> float:
         """Without any tokens, at the quickest source."""

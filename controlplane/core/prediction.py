@@ -6,12 +6,12 @@ shown; the prior fades as samples come.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Final, Protocol
 
 import msgspec
 
-from controlplane.core.fitting import Average, Calibration, LinearFit
+from controlplane.core.fitting import Average, Calibration, LinearFit, relative_weight
 from controlplane.core.handover import HandoverModel
 from workers.core.disaggregation import ATTENTION, Geometry
 
@@ -22,7 +22,7 @@ ASSUMED_FLOPS: Final = 2e14
 not reject requests."""
 _LOAD_BYTES_PER_SECOND: Final = 1e10  # of cached KV into the engine, before it was measured
 _OVERHEAD_SECONDS: Final = 0.010
-_LEAST_SECONDS: Final = 1e-3  # weights of samples are relative down to here
+_LEAST_SECONDS: Final = 1e-3
 _PRIOR_SAMPLES: Final = 1e-3
 _SETTLED: Final = 8
 _SHORTEST_SHARE: Final = 0.5
@@ -41,6 +41,13 @@ class Predictor(Protocol):
     def num_samples(self) -> int: ...
     def predict(self, uncached_tokens: int, cached_tokens: int) -> float: ...
     def observe(self, uncached_tokens: int, cached_tokens: int, seconds: float) -> None: ...
+
+
+PrefillSample = tuple[int, int, float]
+"""Computed tokens, cached tokens, seconds."""
+BATCH_SECONDS: Final = 0.030
+BATCH_SHARE: Final = 0.25
+"""Legs that end so soon after another's, and in so much less than they need, were computed with it."""
 
 
 class PrefillPrior(msgspec.Struct, frozen=True):
@@ -115,8 +122,22 @@ class PrefillModel:
         elif predicted > 0:  # the geometry knows the shape, this one how fast
             self._start(_scaled(self._prior, max(seconds, _LEAST_SECONDS) / predicted))
         u, c = uncached_tokens / 1000, cached_tokens / 1000
-        weight = 1 / max(seconds, _LEAST_SECONDS)
+        weight = relative_weight(seconds, self.predict(uncached_tokens, cached_tokens))
         self._fit.observe((1.0, u, c, u * (u + 2 * c)), seconds, weight)
+
+
+def join_batches(model: PrefillModel, samples: Iterable[PrefillSample]) -> list[PrefillSample]:
+    """Engines compute several prompts in one step, whose legs end together: the first of them seems
+    to have taken all the time and the others none. Such are one sample with the one before."""
+    joined: list[PrefillSample] = []
+    for uncached, cached, seconds in samples:
+        share = seconds / max(model.predict(uncached, cached), _LEAST_SECONDS)
+        if joined and share < BATCH_SHARE and seconds < BATCH_SECONDS:
+            before = joined.pop()
+            joined.append((before[0] + uncached, before[1] + cached, before[2] + seconds))
+        else:
+            joined.append((uncached, cached, seconds))
+    return joined
 
 
 def _scaled(prior: PrefillPrior, factor: float) -> PrefillPrior:
@@ -169,7 +190,7 @@ class DecodeModel:
     def observe_tbt(self, running: int, seconds: float, tokens: int = 0) -> None:
         if self.num_samples:
             self.calibration.observe(self.predict_tbt(running, tokens), seconds)
-        weight = 1 / max(seconds, _LEAST_SECONDS)
+        weight = relative_weight(seconds, self.predict_tbt(running, tokens))
         self._tbt.observe((1.0, float(running), tokens / 1000), seconds, weight)
 
     def predict_service(self) -> float | None:
@@ -212,4 +233,5 @@ class TransferModel:
             return
         if self.num_samples:
             self.calibration.observe(self.predict(tokens), seconds)
-        self._fit.observe((1.0, tokens / 1000), seconds, 1 / max(seconds, _LEAST_SECONDS))
+        weight = relative_weight(seconds, self.predict(tokens))
+        self._fit.observe((1.0, tokens / 1000), seconds, weight)

@@ -19,6 +19,7 @@ from controlplane.core.pairing import DecodeSlots, Granted, SlotLimit, SlotsBesi
 from controlplane.core.prediction import (
     DecodeModel,
     PrefillModel,
+    join_batches,
     prior_of,
     share_priors,
 )
@@ -105,8 +106,9 @@ class WorkerState:
 
     def learn(self) -> None:
         """Fit the predictions to the samples: off the request path, a few times a second."""
-        while self._prefilled:
-            self.prefill_times.observe(*self._prefilled.popleft())
+        for sample in join_batches(self.prefill_times, self._prefilled):
+            self.prefill_times.observe(*sample)
+        self._prefilled.clear()
         while self._decoded:
             self.decode_times.observe_tbt(*self._decoded.popleft())
         while self._handovers:

@@ -12,6 +12,7 @@ from controlplane.core.prediction import (
     Predictor,
     PrefillModel,
     TransferModel,
+    join_batches,
     prior_of,
     share_priors,
 )
@@ -154,3 +155,32 @@ def test_transfers_of_a_pair_are_learned() -> None:
     model.observe(0, 1.0)  # nothing was moved
     assert model.num_samples == 4
     assert model.predict(10_000) == pytest.approx(0.052, rel=0.02)
+
+
+def taught_by_batches(rng: random.Random, batch: int) -> PrefillModel:
+    """An engine of 0.1 s and 20,000 tokens a second; legs of one step end together."""
+    model = PrefillModel(prior_of(LLAMA_8B))
+    for _ in range(80):
+        prompts = [rng.randrange(500, 8000) for _ in range(rng.randint(1, batch))]
+        whole = 0.1 + sum(prompts) / 20_000
+        ends = [whole, *(rng.uniform(0.0, 0.003) for _ in prompts[1:])]
+        samples = [(tokens, 0, end) for tokens, end in zip(prompts, ends, strict=True)]
+        for sample in join_batches(model, samples):
+            model.observe(*sample)
+    return model
+
+
+@pytest.mark.parametrize("batch", [1, 2, 6])
+def test_prompts_computed_in_one_step_do_not_teach_that_work_is_free(batch: int) -> None:
+    model = taught_by_batches(random.Random(4), batch)
+    assert model.predict(4000, 0) == pytest.approx(0.3, rel=0.35)
+    assert model.predict(16_000, 0) == pytest.approx(0.9, rel=0.35)
+
+
+def test_one_sample_near_zero_does_not_outweigh_the_others() -> None:
+    model, rng = PrefillModel(prior_of(LLAMA_8B)), random.Random(6)
+    for _ in range(60):
+        tokens = rng.randrange(500, 20_000)
+        model.observe(tokens, 0, 0.05 + tokens / 20_000)
+    model.observe(17_000, 0, 0.0)
+    assert model.predict(17_000, 0) > 0.5
