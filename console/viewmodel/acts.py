@@ -18,7 +18,7 @@ from controlplane.cache.schemas import (
     CacheUnpin,
 )
 from controlplane.doctor.schemas import DoctorReport, DoctorRun
-from controlplane.gateways.running_schemas import RequestCancel, RunningRequest
+from controlplane.gateways.running_schemas import RequestCancel, RunningList, RunningRequest
 from controlplane.jobs.schemas import Job
 from controlplane.nodes.pool_schemas import PoolGroup, PoolReport
 from workers.core.doctor_messages import DEFAULT_PROBE_BYTES
@@ -167,6 +167,16 @@ def undo(job: Job) -> Act | None:
     return Act("undo", f"UNDO job {job.id} {job.kind} {job.target}", "Undo", lines, job_id=job.id)
 
 
+def cancel_running(found: RunningList | None, key: str) -> Act | str:
+    """`key` is the row's. A sentence where it has ended, or nobody answers who could end it."""
+    item = running.find(found, key)
+    if found is None or item is None:
+        return "This request has ended: it is not in flight any more."
+    if item.gateway in running.silent(found):
+        return f"Gateway {item.gateway} does not answer: it cannot be told to end the request."
+    return cancel_request(item)
+
+
 def cancel_request(item: RunningRequest) -> Act:
     """End a request in flight, at its gateway."""
     name = numbers.short_id(item.request_id)
@@ -186,11 +196,11 @@ def cancel_request(item: RunningRequest) -> Act:
         Text(f"warn  what was computed of {numbers.count(item.prompt_tokens)} prompt tokens and of its output is lost to it; blocks stored stay in the pool", "warn"),
         Text("ok    its decode slot, its place in queues and its pins are given back; no worker is blamed"),
         cell(bound),
-        Text("undo  none; its client may send it again", "muted"),
+        Text("undo  none; OpenAI's SDKs are told not to send it again by themselves", "muted"),
     )  # fmt: skip
     body = RequestCancel(gateway=item.gateway)
     title = f"CANCEL request {name}"
-    return Act("cancel_request", title, f"Cancel {name}", lines, body=body, request_id=item.request_id)  # fmt: skip
+    return Act("cancel_request", title, f"End {name}", lines, body=body, request_id=item.request_id)  # fmt: skip
 
 
 def run_doctor(

@@ -162,12 +162,12 @@ def _met(entry: LedgerEntry) -> Text:
         return Text("- (its wait was over)", "muted")
     if found is None or not found.samples:
         return Text("not known: no probe like it", "muted")
-    like = f"{numbers.count(found.met)} of {numbers.count(found.samples)} like it did"
+    like = f"{numbers.count(found.met)} of {numbers.count(found.samples)} alike"
     if found.low is not None and found.low > 0.5:
-        return Text(f"likely yes: {like}", "warn")
+        return Text(f"likely yes, {like}", "warn")
     if found.high is not None and found.high < 0.5:
-        return Text(f"likely no: {like}")
-    return Text(f"open: {like}", "muted")
+        return Text(f"likely no, {like}")
+    return Text(f"open, {like}", "muted")
 
 
 def _gate(name: str) -> str:

@@ -48,9 +48,14 @@ def running(found: RunningList | None) -> Table:
     """In the order that the control plane gives: stuck ones, then the nearest to their bounds."""
     if found is None:
         return Table(COLUMNS, (), NOT_YET)
-    silent = {answer.gateway: answer for answer in found.gateways if not answer.answers}
-    rows = tuple(_row(item, silent.get(item.gateway)) for item in found.items)
-    return Table(COLUMNS, rows, _empty(found, len(silent)))
+    mute = silent(found)
+    rows = tuple(_row(item, old=item.gateway in mute) for item in found.items)
+    return Table(COLUMNS, rows, _empty(found, len(mute)))
+
+
+def silent(found: RunningList) -> frozenset[str]:
+    """Gateways that do not answer: what is shown of them is old."""
+    return frozenset(answer.gateway for answer in found.gateways if not answer.answers)
 
 
 def _empty(found: RunningList, num_silent: int) -> str:
@@ -112,11 +117,11 @@ def _silence(answer: GatewayAnswer, now: float, tz: tzinfo) -> Text:
     return cell(text, "warn")
 
 
-def _row(item: RunningRequest, silent: GatewayAnswer | None) -> Row:
-    tone = _tone(item, silent)
-    rest: Tone = "stale" if silent is not None else "plain"
+def _row(item: RunningRequest, *, old: bool) -> Row:
+    rest: Tone = "stale" if old else "plain"
+    tone = "stale" if old else _tone(item)
     waited = numbers.duration(item.wait_seconds) + ("!" if is_past(item) else "")
-    state = "stuck: " * item.stuck + item.state.replace("_", " ") + " ~" * (silent is not None)
+    state = "stuck: " * item.stuck + item.state.replace("_", " ") + " ~" * old
     cells = (
         cell(numbers.short_id(item.request_id), rest),
         cell(state, tone),
@@ -189,9 +194,7 @@ def _bound(item: RunningRequest) -> str:
     )
 
 
-def _tone(item: RunningRequest, silent: GatewayAnswer | None) -> Tone:
-    if silent is not None:
-        return "stale"
+def _tone(item: RunningRequest) -> Tone:
     if is_past(item):
         return "critical"
     left = seconds_left(item)

@@ -151,5 +151,5 @@ class RequestsPage(Page):
         row = self.selected()
         if row is None:
             return "Nothing is in flight here."
-        item = running.find(self._shown.snapshot.running if self._shown else None, row.key)
-        return acts.cancel_request(item) if item else "This request has ended."
+        found = self._shown.snapshot.running if self._shown else None
+        return acts.cancel_running(found, row.key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from console import calls
-from console.viewmodel import acts, jobs, running
+from console.viewmodel import acts, jobs
 from console.viewmodel.acts import Act
 from controlplane.calls import Call
 from controlplane.client_http import ClientError
@@ -81,12 +81,7 @@ async def _act(context: Context, kind: str, target: str) -> Act | str:
         return await probe_of(context, target)
     if kind == "cancel_request":
         found: RunningList = await context.client.send(running_calls.running(MAX_RUNNING))
-        item = running.find(found, target)
-        return (
-            acts.cancel_request(item)
-            if item
-            else "This request has ended: it is not in flight any more."
-        )
+        return acts.cancel_running(found, target)
     if kind == "cancel":
         job = await _job(context, target)
         return acts.cancel(job) or f"Job {job.id} is {job.state}: there is nothing to cancel."

@@ -46,7 +46,11 @@ async def in_flight_page(context: Context) -> Page:
         "count": shown.count,
         "filter_error": shown.error,
         "views": VIEWS,
-        "acts": {row.key: CANCEL for row in shown.table.rows},
+        "acts": {
+            row.key: CANCEL
+            for row in shown.table.rows
+            if row.facts["gateway"] not in running.silent(found)
+        },
     }
     crumbs = [("Requests", "/requests"), ("In flight", "")]
     return Page("in_flight.html", "In flight", "requests", crumbs, data, has_acts=True)

@@ -27,9 +27,9 @@ class TestLedger:
     def test_each_row_says_what_was_predicted_and_whether_it_was_right(self, world: Any) -> None:
         table = self.table(world)
         assert texts(table, "met") == [
-            "likely no: 1 of 20 like it did",
-            "likely yes: 19 of 20 like it did",
-            "open: 9 of 20 like it did",
+            "likely no, 1 of 20 alike",
+            "likely yes, 19 of 20 alike",
+            "open, 9 of 20 alike",
             "not known: no probe like it",
             "- (its wait was over)",
             "yes, it was let in",

@@ -27,7 +27,7 @@ class TestInFlight:
         assert shown.index("1 stuck: 00000001 waits 5 min 40 s") < shown.index("stuck: prefilling")
         assert shown.index("stuck: prefilling") < shown.index("reported only")
         assert "~ gw-2 (lost) has not answered since" in shown
-        assert text.count('data-act="cancel_request"') == 4
+        assert text.count('data-act="cancel_request"') == 3, "one is of a silent gateway"
         assert f'data-target="{STUCK}"' in text
         assert 'href="/requests/00000001cafe4711"' in text
 
@@ -42,6 +42,8 @@ class TestInFlight:
         )
         assert found["body"] == {"gateway": "gw-1", "reason": ""}
         assert any("503 cancelled_by_operator" in line["text"] for line in found["lines"])
+        mute = await browser.get("/acts/cancel_request", params={"target": "gw-2/00000004cafe4711"})
+        assert "Gateway gw-2 does not answer" in mute.json()["title"]
         gone = await browser.get("/acts/cancel_request", params={"target": "gw-1/other"})
         assert (gone.status_code, gone.json()["title"][:22]) == (409, "This request has ended")
 
@@ -63,7 +65,7 @@ class TestRejections:
         shown = words((await browser.get("/rejections")).text)
         for part in (
             "1,204 rejected, 31 shed", "12.1 % of 58 probes (95 %: 6.0 to 22.9 %)",
-            "likely no: 1 of 20 like it did", "yes, it was let in", "queue full", "3.00 s",
+            "likely no, 1 of 20 alike", "yes, it was let in", "queue full", "3.00 s",
         ):  # fmt: skip
             assert part in shown, part
         assert shown.index("12.1 %") < shown.index("likely no")
