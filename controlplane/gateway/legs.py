@@ -87,7 +87,7 @@ class LegSender:
         seconds = self._timeouts.first_byte
         try:
             request = _request(worker, path, head, body)
-            reply = await worker.upstream.send(request, head_seconds=seconds)
+            reply = await worker.upstream.send(request, head_seconds=seconds, wants_piece=True)
         except UpstreamError as error:
             raise _leg_error(error) from error
         try:

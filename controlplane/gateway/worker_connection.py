@@ -1,0 +1,168 @@
+"""One HTTP/1.1 connection to a worker: bytes in, parts of replies out."""
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, cast
+
+import httptools
+import msgspec
+
+from controlplane.gateway.reply import Reply, UpstreamError
+
+if TYPE_CHECKING:
+    from controlplane.gateway.upstream import Upstream
+
+
+class KnownHead(msgspec.Struct, frozen=True):
+    """Of a reply that came whole in one packet: the same bytes again mean the same."""
+
+    status: int
+    headers: dict[bytes, bytes]
+    body_bytes: int
+
+
+class WorkerConnection(asyncio.Protocol):
+    """One connection; at most one exchange at a time."""
+
+    def __init__(self, pool: "Upstream", loop: asyncio.AbstractEventLoop) -> None:
+        self.pool = pool
+        self.loop = loop
+        self._parser = httptools.HttpResponseParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._reply: Reply | None = None
+        self._pieces: list[bytes] = []
+        self._message_complete = False
+        self._keep = self._is_final = False
+        self._chunk_done = False
+        self._splice: Callable[[bytes], bool] | None = None  # of a relay, as a chunk may begin
+        self._wanted_splice: Callable[[bytes], bool] | None = None
+        self.idle_since = 0.0
+        self.got_bytes = False
+        self.is_paused = False
+
+    @property
+    def is_open(self) -> bool:
+        return self._transport is not None and not self._transport.is_closing()
+
+    def send(self, request: bytes, *, wants_piece: bool = False) -> Reply:
+        assert self._transport is not None
+        self.got_bytes = self._message_complete = False
+        reply = self._reply = Reply(self, wants_piece=wants_piece)
+        self._transport.write(request)
+        return reply
+
+    def splice_by(self, splice: Callable[[bytes], bool] | None) -> None:
+        """Offer packets to `splice` from the next chunk on, until the reply is complete."""
+        self._wanted_splice = splice
+        if self._chunk_done:
+            self._splice = splice
+
+    def pause_reading(self) -> None:
+        self.is_paused = True
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume_reading(self) -> None:
+        self.is_paused = False
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    # --- transport ---
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._transport = None
+        self.pool.lost(self)
+        reply, self._reply = self._reply, None
+        if reply is None:
+            return
+        if exc is None and reply.head_complete and _ends_with_close(reply.headers):
+            reply.complete = True
+            reply.take([])
+            return
+        cause = f" ({exc})" if exc is not None else ""
+        reply.fail(UpstreamError("reset", f"the connection ended before the reply did{cause}"))
+
+    def data_received(self, data: bytes) -> None:
+        splice = self._splice
+        if splice is not None and splice(data):
+            return  # the parser need not have seen it: it stays between two chunks
+        reply = self._reply
+        if reply is None:  # bytes that nobody asked for
+            self.abort()
+            return
+        is_first, self.got_bytes = not self.got_bytes, True
+        if is_first and self._is_known(reply, data):
+            return
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            reply.fail(UpstreamError("protocol", f"no HTTP reply: {error}"))
+            self.abort()
+            return
+        is_complete = self._message_complete
+        if is_complete:
+            # Before the last piece, so that its receiver sees a reply that is complete.
+            self._reply = self._splice = self._wanted_splice = None
+            reply.complete, self._chunk_done = True, False
+        elif self._wanted_splice is not None or self._chunk_done:
+            self._chunk_done = self._chunk_done and data.endswith(b"\r\n")
+            self._splice = self._wanted_splice if self._chunk_done else None
+        pieces = self._pieces
+        if pieces:
+            self._pieces = []
+        reply.take(pieces)
+        if is_complete:
+            if is_first and self._keep:
+                self.pool.remember(reply, data)
+            self.pool.give_back(self, keep=self._keep)
+
+    def _is_known(self, reply: Reply, data: bytes) -> bool:
+        """Whether a reply is complete by a head that the parser has seen before; then it need not
+        see it again: it stays between two messages."""
+        place = data.find(b"\r\n\r\n") + 4
+        known = self.pool.heads.get(data[:place])
+        if known is None or len(data) - place != known.body_bytes:
+            return False
+        self._reply = None
+        reply.status, reply.headers = known.status, known.headers
+        reply.head_complete = reply.complete = True
+        reply.take([data[place:]])
+        self.pool.give_back(self, keep=True)
+        return True
+
+    # --- parser ---
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._reply is not None:
+            self._reply.headers[name.lower()] = value
+
+    def on_headers_complete(self) -> None:
+        status, reply = self._parser.get_status_code(), self._reply
+        self._is_final = status >= 200
+        if reply is not None and self._is_final:
+            reply.status, reply.head_complete = status, True
+
+    def on_body(self, body: bytes) -> None:
+        self._pieces.append(body)
+
+    def on_chunk_header(self) -> None:
+        self._chunk_done = False
+
+    def on_chunk_complete(self) -> None:
+        self._chunk_done = True
+
+    def on_message_complete(self) -> None:
+        if self._is_final:
+            self._message_complete = True
+            self._keep = self._parser.should_keep_alive()  # the parser forgets it after this
+
+
+def _ends_with_close(headers: dict[bytes, bytes]) -> bool:
+    return b"content-length" not in headers and b"transfer-encoding" not in headers
