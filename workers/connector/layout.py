@@ -7,12 +7,13 @@ a page moves whole or not at all, and its format is part of the namespace.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from workers.connector.metadata import PageTarget
+from workers.connector.staging import Incoming, Outgoing, Staging
 from workers.core.errors import ConfigError
 
 
@@ -33,8 +34,14 @@ class PagedKv:
     `offsets[i]` to `offsets[i + 1]`.
     """
 
-    def __init__(self, kv_caches: dict[str, torch.Tensor], pages_per_block: int) -> None:
-        """Raise ConfigError where a layer's block is no single run of bytes."""
+    def __init__(
+        self,
+        kv_caches: dict[str, torch.Tensor],
+        pages_per_block: int,
+        staged: bool | None = None,
+    ) -> None:
+        """`staged`: copy many blocks at a time through pinned memory; by default where the cache is
+        not the host's. Raise ConfigError where a layer's block is no single run of bytes."""
         if not kv_caches:
             raise ConfigError("model", "", "it registers no KV cache", "Use a decoder model")
         self.layer_names = sorted(kv_caches, key=_natural)
@@ -52,6 +59,8 @@ class PagedKv:
         )
         self._stacked = _stack(self._views)
         self.offsets = _offsets(self.format.page_bytes, pages_per_block)
+        staged = self.format.device != "cpu" if staged is None else staged
+        self._staging = Staging(self._views, self.offsets, pages_per_block) if staged else None
 
     @property
     def num_layers(self) -> int:
@@ -61,6 +70,25 @@ class PagedKv:
     def block_bytes(self) -> int:
         """Payload bytes of one pool block."""
         return self.offsets[-1]
+
+    def scatter_blocks(
+        self, blocks: Sequence[Incoming], first: int, last: int, copied: Callable[[int], None]
+    ) -> None:
+        """`scatter` for each; `copied` is told the index of each block that was just read."""
+        if self._staging is not None:
+            self._staging.scatter(blocks, first, last, copied)
+            return
+        for index, (payload, pages) in enumerate(blocks):
+            self.scatter(payload, pages, first, last)
+            copied(index)
+
+    def gather_blocks(self, blocks: Sequence[Outgoing]) -> None:
+        """`gather` for each."""
+        if self._staging is not None:
+            self._staging.gather(blocks)
+            return
+        for block_ids, payload in blocks:
+            self.gather(block_ids, payload)
 
     def scatter(
         self, payload: torch.Tensor, pages: Sequence[PageTarget], first: int, last: int

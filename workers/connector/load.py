@@ -94,22 +94,38 @@ class Load:
         first = self._next_layer
         if last <= first:
             return 0.0
-        started = now = self._clock()
-        start, end = self._paged.offsets[first], self._paged.offsets[last]
-        for block, check in zip(self.order.blocks, self._checks, strict=True):
-            if check is None or self._memory is None:
-                continue
-            self._paged.scatter(self._memory.payload(block.slot), block.pages, first, last)
-            copied = self._clock()
-            check.copied(start, end)
-            self._scatter_seconds += copied - now
-            now = self._clock()
-            self._verify_seconds += now - copied
+        started = self._clock()
+        verifying = self._scatter(first, last)
         self._next_layer = last
-        took = now - started
+        took = self._clock() - started
+        self._verify_seconds += verifying
+        self._scatter_seconds += took - verifying
         for layer in range(first, last):
             self._by_layer[layer] += took / (last - first)
         return took
+
+    def _scatter(self, first: int, last: int) -> float:
+        """Seconds of it that checksums took."""
+        memory = self._memory
+        if memory is None:
+            return 0.0
+        start, end = self._paged.offsets[first], self._paged.offsets[last]
+        there = [
+            (block, check)
+            for block, check in zip(self.order.blocks, self._checks, strict=True)
+            if check is not None
+        ]
+        seconds = 0.0
+
+        def copied(index: int) -> None:
+            nonlocal seconds
+            began = self._clock()
+            there[index][1].copied(start, end)
+            seconds += self._clock() - began
+
+        blocks = [(memory.payload(block.slot), block.pages) for block, _ in there]
+        self._paged.scatter_blocks(blocks, first, last, copied)
+        return seconds
 
     def finish(self, *, by_layer: bool) -> tuple[LoadResult, list[BadBlock], set[int]]:
         """Verify. Returns the result, the blocks to report as corrupt, and the engine's blocks

@@ -15,6 +15,7 @@ from workers.connector.metadata import StoreOrder, StoreResult
 from workers.connector.session import AgentSession
 from workers.connector.settings import ConnectorSettings
 from workers.connector.slots import SlabSlots
+from workers.connector.staging import Outgoing
 from workers.connector.store import Publisher, Written
 from workers.core.messages import (
     CompleteStore,
@@ -126,7 +127,7 @@ class Storer:
 
         def gather(index: int, payload: torch.Tensor) -> None:
             first = (start + index) * per_block
-            self._paged.gather(order.block_ids[first : first + per_block], payload)
+            self._paged.gather_blocks([(order.block_ids[first : first + per_block], payload)])
 
         # Without an agent there is nobody to offer it to, and a null block has no bytes.
         if self._session.welcome is None or _NULL_BLOCK in order.block_ids:
@@ -155,6 +156,7 @@ class Storer:
             return
         per_block = self._settings.pages_per_block
         written: dict[SlotRef, bytes] = {}
+        blocks: list[Outgoing] = []
         lost: list[SlotRef] = []
         for index, ref in enumerate(refs):
             if ref is None:
@@ -163,8 +165,9 @@ class Storer:
             if _NULL_BLOCK in block_ids or not slots.holds(ref.slot):
                 lost.append(ref)
                 continue
-            self._paged.gather(block_ids, slots.begin_write(ref.slot))
+            blocks.append((block_ids, slots.begin_write(ref.slot)))
             written[ref] = order.block_hashes[index]
+        self._paged.gather_blocks(blocks)
         sealed = Written(order.owner, tuple(written), lambda ref: slots.seal(ref, written[ref]))
         if written and not self.publisher.put(sealed):
             lost += written
