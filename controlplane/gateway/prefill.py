@@ -45,8 +45,8 @@ async def prefill(run: Running) -> PrefillReply | None:
 
 
 def _may_take(run: Running, worker: WorkerState) -> bool:
-    """Whether it may be sent leg 1 now, has had none beside another one's, and the decode worker whose slot is held understands what
-    it hands over."""
+    """Whether it may be sent leg 1 now, has had none beside another one's, and the decode worker
+    whose slot is held understands what it hands over."""
     hedge = run.decision.hedge
     if not run.may_send(worker) or (hedge is not None and hedge.worker_id == worker.row.id):
         return False
