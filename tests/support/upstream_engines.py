@@ -25,6 +25,8 @@ from workers.process import die_with_parent
 MODEL = "smollm2"
 START_SECONDS = 1200.0
 ANSWER_SECONDS = 300.0
+TIMER_SECONDS = 240
+"""After which connectors free what nobody has taken: long, for what frees it earlier to be seen."""
 WANTED = {
     "nixl": (
         "nixl",
@@ -111,7 +113,10 @@ def start_engine(
     """`folder` holds the links, and gets the log. `side_port`: where connectors find each other."""
     config: dict[str, Any] = {"kv_role": "kv_producer" if role == "prefill" else "kv_consumer"}
     if connector == "nixl":
-        config |= {"kv_connector": "NixlConnector", "kv_buffer_device": "cpu"}
+        config |= {
+            "kv_connector": "NixlConnector", "kv_buffer_device": "cpu",
+            "kv_connector_extra_config": {"kv_lease_duration": TIMER_SECONDS},
+        }  # fmt: skip
     else:
         config |= {
             "kv_connector": "MooncakeConnector", "kv_connector_module_path": "cpu_mooncake",
@@ -122,7 +127,7 @@ def start_engine(
         "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_HOST_IP": "127.0.0.1",
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1", "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_port),
         "VLLM_MOONCAKE_BOOTSTRAP_PORT": str(side_port),
-        "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": "60",
+        "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": str(TIMER_SECONDS),
     }  # fmt: skip
     command = [
         sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--host", "127.0.0.1",
