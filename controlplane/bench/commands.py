@@ -120,6 +120,7 @@ def placement(
     time_factor: Annotated[
         float, typer.Option(min=0.05, max=20, help="Seconds for one emulated second.")
     ] = 1.0,
+    gateways: Annotated[int, typer.Option(min=1, max=8, help="Of ours, side by side.")] = 1,
     simulate: Annotated[bool, typer.Option(help="Ours alone, on the simulator.")] = False,
 ) -> None:
     """Time to first token by placement, on emulated workers that replay a trace.
@@ -130,7 +131,7 @@ def placement(
     from controlplane.bench.placement_cluster import Shape  # noqa: PLC0415
 
     shape = Shape(prefill, decode, time_factor=time_factor)
-    what = bench.PlacementBench(trace, start, requests, repeats, shape=shape)
+    what = bench.PlacementBench(trace, start, requests, repeats, shape=shape, gateways=gateways)
     what = replace(
         what, loads=tuple(load or what.loads), algorithms=tuple(algorithm or what.algorithms)
     )

@@ -16,8 +16,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import permutations
 from pathlib import Path
 from random import Random
 from typing import Any, Final
@@ -38,6 +39,7 @@ from controlplane.bench.placement_trace import (
     spread,
     write_tokenizer,
 )
+from controlplane.core.agreement import BOUND_SECONDS, BOUND_SHARE, Agreement
 from controlplane.core.placement import ALGORITHMS, Rules
 from controlplane.sim.placement import PlacementSim, SimCluster
 from workers.core.cost_model import PRESETS
@@ -48,6 +50,8 @@ PEER: Final = "vllm-router:"
 PEER_POLICIES: Final = ("cache_aware", "power_of_two")
 COMPRESSION: Final = "5x"
 ANSWER_SECONDS: Final = 900.0
+ASKED_ONE_IN: Final = 3
+ASKED_BEFORE_SECONDS: Final = 0.02
 TARGET_MEAN: Final = 0.9
 TARGET_P90: Final = 1.05
 
@@ -70,6 +74,7 @@ class PlacementBench:
     loads: tuple[str, ...] = (COMPRESSION, "0.5", "0.8", "1.0")
     algorithms: tuple[str, ...] = (*ALGORITHMS, *(PEER + name for name in PEER_POLICIES))
     shape: Shape = field(default_factory=Shape)
+    gateways: int = 1  # of ours, over the same workers; a peer is always one
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +91,7 @@ class Row:
     imbalance: float
     failed: int = 0
     requests_per_second: float = 0.0
+    agreement: dict[str, float] | None = None  # of several gateways
 
 
 def run_placement_bench(bench: PlacementBench) -> dict[str, Any]:
@@ -99,7 +105,7 @@ def run_placement_bench(bench: PlacementBench) -> dict[str, Any]:
         speed = speed_of(load, requests, bench.shape)
         for repeat in range(1, bench.repeats + 1):
             for name in bench.algorithms:
-                rows.append(_run(bench.shape, spread(requests, speed, repeat), load, name, repeat))
+                rows.append(_run(bench, spread(requests, speed, repeat), load, name, repeat))
                 print(_line(rows[-1]), file=sys.stderr, flush=True)
     return report(bench, rows, requests, "processes")
 
@@ -113,7 +119,9 @@ def simulate(bench: PlacementBench) -> dict[str, Any]:
     """The same grid for our own algorithms, on the simulator."""
     requests = read_slice(bench.trace, bench.start, bench.requests)
     costs, shape = PRESETS[bench.shape.cost_model], bench.shape
-    sim = SimCluster(shape.prefill_workers, shape.node_blocks, BLOCK_TOKENS, costs)
+    sim = SimCluster(
+        shape.prefill_workers, shape.node_blocks, BLOCK_TOKENS, costs, gateways=bench.gateways
+    )
     rows: list[Row] = []
     for load in bench.loads:
         speed = speed_of(load, requests, shape)
@@ -126,6 +134,7 @@ def simulate(bench: PlacementBench) -> dict[str, Any]:
                     load, name, repeat, statistics.fmean(result.ttft_seconds),
                     _p90(result.ttft_seconds), result.hit_tokens, result.prompt_tokens,
                     _imbalance(result.busy_seconds), 0, len(arrivals) / arrivals[-1].at,
+                    result.agreement.summary() if bench.gateways > 1 else None,
                 ))  # fmt: skip
     return report(bench, rows, requests, "simulator")
 
@@ -160,6 +169,8 @@ def report(
         "slice": [bench.start, bench.start + bench.requests],
         "prefill_workers": shape.prefill_workers,
         "decode_workers": shape.decode_workers,
+        "gateways": bench.gateways,
+        "agreement_bound": {"seconds": BOUND_SECONDS, "share": BOUND_SHARE},
         "cost_model": shape.cost_model,
         "time_factor": shape.time_factor,
         "tokens_a_wire_token": TOKEN_SCALE,
@@ -185,6 +196,7 @@ def _summary(load: str, rows: list[Row]) -> dict[str, Any]:
             / max(1, sum(r.prompt_tokens for r in runs)),
             "imbalance": statistics.fmean(row.imbalance for row in runs),
             "failed": sum(row.failed for row in runs),
+            **_agreement(runs),
         }
     peers = {name: row for name, row in means.items() if name.startswith(PEER)}
     if not peers or DEFAULT not in means:
@@ -197,12 +209,22 @@ def _summary(load: str, rows: list[Row]) -> dict[str, Any]:
     return {**means, "over_best_peer": compared}
 
 
+def _agreement(runs: list[Row]) -> dict[str, float]:
+    """Means over the runs; nothing where one gateway ran."""
+    found = [row.agreement for row in runs if row.agreement is not None]
+    names = found[0].keys() - {"asked"} if found else ()
+    return {name: statistics.fmean(one[name] for one in found) for name in sorted(names)}
+
+
 def _line(row: Row) -> str:
     """Of a run that has ended: the whole grid takes long."""
     hits = row.hit_tokens / max(1, row.prompt_tokens)
+    agreed = ""
+    if row.agreement is not None:
+        agreed = f", agreed {row.agreement['within_bound_share']:.1%}"
     return (
         f"load {row.load:<4} {row.algorithm:<24} #{row.repeat} TTFT mean {row.ttft_mean:.3f} s,"
-        f" P90 {row.ttft_p90:.3f} s, hits {hits:.1%}, imbalance {row.imbalance:.2f}"
+        f" P90 {row.ttft_p90:.3f} s, hits {hits:.1%}, imbalance {row.imbalance:.2f}{agreed}"
     )
 
 
@@ -218,14 +240,18 @@ def _imbalance(busy: list[float]) -> float:
 # --- one run on real processes ---
 
 
-def _run(shape: Shape, requests: list[Traced], load: str, algorithm: str, repeat: int) -> Row:
+def _run(
+    bench: PlacementBench, requests: list[Traced], load: str, algorithm: str, repeat: int
+) -> Row:
+    shape = bench.shape
+    agreement = Agreement()
     with tempfile.TemporaryDirectory(prefix="perilune-bench-") as text:
         folder = Path(text)
         model_folder = write_tokenizer(folder / "model")
         with cluster.fleet(shape, folder, model_folder) as workers:
-            with _front(shape, workers, algorithm, folder, model_folder) as url:
+            with _front(bench, workers, algorithm, folder, model_folder) as urls:
                 began = time.monotonic()
-                seconds = uvloop.run(_replay(url, requests, shape))
+                seconds = uvloop.run(_replay(urls, requests, shape, Random(repeat), agreement))
                 lasted = time.monotonic() - began
             states = [workers.state(name) for name, role in shape.names if role == "prefill"]
     served = [one for one in seconds if one is not None]
@@ -237,44 +263,80 @@ def _run(shape: Shape, requests: list[Traced], load: str, algorithm: str, repeat
         sum(state["prompt_tokens"] for state in states) * TOKEN_SCALE,
         _imbalance([state["prefill_seconds"] for state in states]),
         len(seconds) - len(served), len(seconds) / lasted * shape.time_factor,
+        agreement.summary() if agreement.asked else None,
     )  # fmt: skip
 
 
 @contextmanager
 def _front(
-    shape: Shape, workers: Fleet, algorithm: str, folder: Path, model_folder: Path
-) -> Iterator[str]:
+    bench: PlacementBench, workers: Fleet, algorithm: str, folder: Path, model_folder: Path
+) -> Iterator[list[str]]:
+    shape = bench.shape
     if algorithm.startswith(PEER):
         with cluster.router(shape, workers, algorithm.removeprefix(PEER), folder) as url:
-            yield url
+            yield [url]
         return
-    with cluster.gateway(shape, workers, algorithm, folder, model_folder) as url:
-        _wait_for_agents(url, len(shape.names))
-        yield url
+    with ExitStack() as stack:
+        urls = [
+            stack.enter_context(
+                cluster.gateway(shape, workers, algorithm, folder, model_folder, number)
+            )
+            for number in range(1, bench.gateways + 1)
+        ]
+        for url in urls:
+            _wait_for_agents(url, len(shape.names), bench.gateways - 1)
+        time.sleep(2.0)  # the next statistics bring namespaces and paths
+        yield urls
 
 
-def _wait_for_agents(url: str, count: int) -> None:
+def _wait_for_agents(url: str, count: int, others: int) -> None:
     deadline = time.monotonic() + cluster.START_SECONDS
     while time.monotonic() < deadline:
         health = httpx2.get(f"{url}/health", timeout=5).json()
-        if health.get("agents") == count and health.get("status") == "ok":
-            time.sleep(2.0)  # the next statistics bring namespaces and paths
+        ready = health.get("agents") == count and health.get("status") == "ok"
+        if ready and health.get("other_gateways") == others:
             return
         time.sleep(0.1)
     raise PeriluneError(f"the gateway does not follow its {count} agents: {health}")
 
 
-async def _replay(url: str, requests: list[Traced], shape: Shape) -> list[float | None]:
-    """Seconds to the first token of each, in emulated time; None: not served."""
+async def _replay(
+    urls: list[str], requests: list[Traced], shape: Shape, rng: Random, agreement: Agreement
+) -> list[float | None]:
+    """Seconds to the first token of each, in emulated time; None: not served. Each request goes to
+    one of `urls` at random; all are asked where they would place it just before."""
     loop = asyncio.get_running_loop()
-    bodies = [_request(url, request) for request in requests]
+    fronts = [rng.choice(urls) for _ in requests]
+    bodies = [_request(url, request) for url, request in zip(fronts, requests, strict=True)]
     first = loop.time() + 0.5
     tasks = [
         loop.create_task(_send(url, body, first + request.at * shape.time_factor))
-        for body, request in zip(bodies, requests, strict=True)
+        for url, body, request in zip(fronts, bodies, requests, strict=True)
     ]
-    seconds = await asyncio.gather(*tasks)
+    if len(urls) > 1:
+        ask = _ask_all(urls, requests, first, shape.time_factor, agreement)
+        tasks.append(loop.create_task(ask))
+    seconds = (await asyncio.gather(*tasks))[: len(requests)]
     return [None if one is None else one / shape.time_factor for one in seconds]
+
+
+async def _ask_all(
+    urls: list[str], requests: list[Traced], first: float, factor: float, agreement: Agreement
+) -> None:
+    """Every pair of gateways, of every `ASKED_ONE_IN`th request."""
+    loop = asyncio.get_running_loop()
+    async with httpx2.AsyncClient(timeout=30, trust_env=False) as client:
+        for request in requests[::ASKED_ONE_IN]:
+            await asyncio.sleep(first + request.at * factor - ASKED_BEFORE_SECONDS - loop.time())
+            body = {"model": MODEL, "prompt": request.prompt, "max_tokens": request.wire_output}
+            path = "/debug/place/v1/completions"
+            replies = await asyncio.gather(*(client.post(u + path, json=body) for u in urls))
+            plans = [
+                [(c["worker_id"], c["ttft_seconds"]) for c in reply.json()["prefill_candidates"]]
+                for reply in replies
+            ]
+            for one, other in permutations(plans, 2):
+                agreement.count(one, other[0][0])
 
 
 def _request(url: str, request: Traced) -> bytes:

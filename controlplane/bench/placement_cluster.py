@@ -89,9 +89,9 @@ def fleet(shape: Shape, folder: Path, model_folder: Path) -> Iterator[Fleet]:
 
 @contextmanager
 def gateway(
-    shape: Shape, workers: Fleet, placement: str, folder: Path, model_folder: Path
+    shape: Shape, workers: Fleet, placement: str, folder: Path, model_folder: Path, number: int = 1
 ) -> Iterator[str]:
-    """Ours, with that placement. Yields its URL."""
+    """Ours, with that placement. Yields its URL. `number`: of several."""
     spec = {"placement": placement, "max_concurrent_per_decode": 4096}
     waits = {"max_waiting_s": 3600, "max_prefilling_s": 3600, "max_silence_s": 3600}
     admission = {"window_tokens": WINDOW_TOKENS, "max_waiting": 100_000, "max_wait_s": 600}
@@ -115,7 +115,8 @@ def gateway(
     port = free_port()
     command = [sys.executable, "-m", "controlplane.gateway", "--port", str(port),
                "--static", str(path), "--log-level", "warning"]  # fmt: skip
-    with _process(command, folder, "gateway") as process:
+    command += ["--id", f"gw-{number}"]
+    with _process(command, folder, f"gateway-{number}") as process:
         wait_port(port, process, START_SECONDS)
         yield f"http://127.0.0.1:{port}"
 

@@ -24,7 +24,6 @@ _LOAD_BYTES_PER_SECOND: Final = 1e10  # of cached KV into the engine, before it 
 _OVERHEAD_SECONDS: Final = 0.010
 _LEAST_SECONDS: Final = 1e-3
 _PRIOR_SAMPLES: Final = 1e-3
-_SETTLED: Final = 8
 _SHORTEST_SHARE: Final = 0.5
 _FEW: Final = 3
 """Samples after which a fit is believed on its own."""
@@ -108,8 +107,8 @@ class PrefillModel:
     def is_too_short(self, uncached_tokens: int, cached_tokens: int, seconds: float) -> bool:
         """Of a leg whose beginning is known by hearsay: so much less than it should take that the
         news of the leg before it came late."""
-        if self.num_samples < _SETTLED:
-            return False
+        if not self.num_samples:
+            return True  # a scale is not begun on hearsay
         return seconds < _SHORTEST_SHARE * self.predict(uncached_tokens, cached_tokens)
 
     def observe(self, uncached_tokens: int, cached_tokens: int, seconds: float) -> None:

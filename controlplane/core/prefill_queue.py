@@ -48,6 +48,8 @@ class PrefillQueue:
     _predicted: float = 0.0  # sum over the legs
     tokens: int = 0
     ended: int = 0
+    is_vague: bool = False
+    """Of the leg that ended last: nobody knows when its own time began."""
     _others: dict[str, _Other] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -74,6 +76,7 @@ class PrefillQueue:
         self.tokens -= queued.tokens
         # Sums of floats drift: begun anew whenever nothing is left.
         self._predicted = self._predicted - queued.predicted_seconds if self._legs else 0.0
+        self.is_vague = bool(self._others) and self._is_behind_another(queued.started_at, now)
         service = now - max(queued.started_at, self._last_end)
         self._last_end = self._own_end = now
         self.ended += 1
@@ -126,6 +129,16 @@ class PrefillQueue:
         """Forget what is too old to count."""
         for gateway in [g for g, o in self._others.items() if now - o.told_at > STALE_SECONDS]:
             del self._others[gateway]
+
+    def _is_behind_another(self, started_at: float, now: float) -> bool:
+        """Whether another gateway's leg went before one that has ended now, as far as is known: it
+        has ended, too, and that was not told yet."""
+        return any(
+            other.share.legs
+            and other.told_at - other.share.head_age < started_at
+            and now - other.told_at <= STALE_SECONDS
+            for other in self._others.values()
+        )
 
     def _wait_behind_all(self, now: float) -> float:
         total, head = self._predicted, next(iter(self._legs.values()), None)

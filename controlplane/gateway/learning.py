@@ -16,10 +16,13 @@ def expect(run: Running, node_id: str) -> None:
 
 
 def take_prefill(
-    run: Running, worker: WorkerState, priced: Priced, computed: int, cached: int, seconds: float
-) -> None:
+    run: Running, worker: WorkerState, priced: Priced, computed: int, cached: int,
+    seconds: float | None,
+) -> None:  # fmt: skip
     """Leg 1 computed and found so many tokens. Where some came from another node, what it took
-    beyond a prefill's own time was the transfer."""
+    beyond a prefill's own time was the transfer. `seconds` None: unknown, nothing to learn from."""
+    if seconds is None:
+        return
     source = run.plan.source
     moved = cached - priced.option.own_prefix_tokens
     if not priced.transfer_seconds or source is None or moved <= 0:

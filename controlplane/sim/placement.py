@@ -274,6 +274,8 @@ class PlacementSim:
     ) -> None:
         """Learn from a leg, and tell the others what it took."""
         known = gateway.known[worker]
+        if known.queue.is_vague:
+            return
         if known.queue.is_shared and known.times.is_too_short(*sample):
             return
         _learn(gateway, worker, sample, now)

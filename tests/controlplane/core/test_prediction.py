@@ -128,6 +128,16 @@ class TestPrefillModel:
         assert model.predict(5000, 0) >= model.predict(10, 0) >= 0
 
 
+def test_hearsay_begins_no_scale_and_halves_none() -> None:
+    model = PrefillModel()
+    assert model.is_too_short(1000, 0, 0.2)
+    for _ in range(3):
+        model.observe(1000, 0, 0.2)
+    assert model.is_too_short(1000, 0, 0.05)
+    assert not model.is_too_short(1000, 0, 0.15)
+    assert not model.is_too_short(1000, 0, 2.0)
+
+
 def test_tbt_grows_with_what_runs() -> None:
     model = DecodeModel()
     for i in range(100):

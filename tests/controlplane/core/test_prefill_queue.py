@@ -66,3 +66,17 @@ class TestSeveralGateways:
             end("b")
             end("b")
             assert a.wait_seconds(0.0) == a.num_legs == 0
+
+    def test_a_leg_behind_one_whose_end_was_not_told_teaches_nothing(self) -> None:
+        a, b = PrefillQueue(), PrefillQueue()
+        a.start("x", 2.0, 10, now=0.0)
+        b.take("a", a.share(0.0), 0.0)
+        b.start("y", 1.0, 10, now=0.1)
+        b.take("a", a.share(1.9), 1.9)
+        assert b.end("y", 3.0) == pytest.approx(2.9)
+        assert b.is_vague
+        a.end("x", 2.0)
+        b.take("a", a.share(2.0), 3.2)
+        b.start("z", 1.0, 10, now=3.3)
+        assert b.end("z", 4.3) == pytest.approx(1.0)
+        assert not b.is_vague

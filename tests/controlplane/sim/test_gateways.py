@@ -55,7 +55,8 @@ def test_without_the_nodes_streams_they_would_not() -> None:
     assert fmean(telling.ttft_seconds) < 0.95 * fmean(silent.ttft_seconds)
 
 
-def test_late_news_cost_little_more_than_none() -> None:
-    late = run(replace(CLUSTER, gateways=2, tell_seconds=0.2), 6)
-    silent = run(replace(CLUSTER, gateways=2, tells=frozenset()), 6)
-    assert fmean(late.ttft_seconds) < 1.3 * fmean(silent.ttft_seconds)
+@pytest.mark.parametrize("gateways", [2, 3])
+def test_late_news_are_no_worse_than_none(gateways: int) -> None:
+    late = run(replace(CLUSTER, gateways=gateways, tell_seconds=0.3), 6)
+    silent = run(replace(CLUSTER, gateways=gateways, tells=frozenset()), 6)
+    assert fmean(late.ttft_seconds) < 1.1 * fmean(silent.ttft_seconds)
