@@ -12,7 +12,7 @@ OTHER_GROUPS = {"bench", "vllm"}
 FILES = {
     str(path.relative_to(TESTS)): path.read_text()
     for path in sorted(TESTS.rglob("test_*.py"))
-    if "soak" not in path.parts and path != Path(__file__)
+    if path != Path(__file__)
 }
 
 

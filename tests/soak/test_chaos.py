@@ -285,6 +285,7 @@ def running_on_workers(live: LiveCluster) -> dict[str, int]:
 
 
 @pytest.mark.heavy
+@pytest.mark.xdist_group("soaks")
 @pytest.mark.timeout(420)
 def test_chaos_for_a_minute(tmp_path: Path, model_folder: Path) -> None:
     run_chaos(tmp_path, model_folder, 60.0)

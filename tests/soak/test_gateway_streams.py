@@ -111,6 +111,7 @@ def _run(folder: Path, model: Path, size: Size) -> None:
 
 
 @pytest.mark.heavy
+@pytest.mark.xdist_group("soaks")
 def test_hundreds_of_slow_streams_at_once(tmp_path: Path, model_folder: Path) -> None:
     _run(tmp_path, model_folder, SHORT)
 

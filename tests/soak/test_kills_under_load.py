@@ -141,6 +141,7 @@ def _judge(live: LiveCluster, clients: list[Client], killed: Counter[str]) -> No
 
 
 @pytest.mark.heavy
+@pytest.mark.xdist_group("soaks")
 @pytest.mark.timeout(300)
 def test_kills_under_load_for_a_while(tmp_path: Path, model_folder: Path) -> None:
     run_soak(tmp_path, model_folder, 26.0)

@@ -203,6 +203,7 @@ def _judged(
 
 
 @pytest.mark.heavy
+@pytest.mark.xdist_group("soaks")
 @pytest.mark.timeout(240)
 def test_b09_churn_with_faults_for_a_minute(churn: Churn) -> None:
     run_churn(churn, 60.0, 7.0)

@@ -7,7 +7,7 @@ from typing import Final
 from xdist.scheduler import LoadGroupScheduling
 from xdist.workermanage import WorkerController
 
-LANES: Final = ("vm", "netns", "processes", "chromium", "etcd", "tmux")
+LANES: Final = ("vm", "soaks", "netns", "processes", "chromium", "etcd", "tmux")
 """Groups of tests (`xdist_group`) that take minutes, the longest first: they begin at once, since
 they mostly wait, and other files fill the gaps. Two tests of a group never run side by side."""
 
