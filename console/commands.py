@@ -1,5 +1,5 @@
 """Verbs of the package `console`: `console`, `status`, `logs`, `version`, `request`; of `get`: `ledger`,
-`running`, `health`."""
+`running`, `health`; of `describe`: `request`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from console import get
-from controlplane.commands import get_app
+from controlplane.commands import describe_app, get_app
 from workers.core.errors import ConfigError
 from workers.data_dir import default_data_dir
 from workers.supervisor.home import Home
@@ -27,7 +27,7 @@ def register(app: typer.Typer) -> None:
     app.command()(status)
     app.command()(logs)
     app.command()(version)
-    get.register(app, get_app)
+    get.register(app, get_app, describe_app)
     if find_spec("console.tui.commands") is not None:
         register_verbs(app, "console.tui.commands", verb="console", extra="console")
 

@@ -1,4 +1,5 @@
-"""`perilune get ledger|running|health` and `perilune request cancel`: the console's screens as verbs."""
+"""`perilune get ledger|running|health`, `describe request` and `request cancel`: the console's screens
+as verbs."""
 
 from __future__ import annotations
 
@@ -17,6 +18,7 @@ from controlplane.cli_calls import (
 )
 
 if TYPE_CHECKING:
+    from controlplane.decisions.schemas import Decision
     from controlplane.gateways.running_schemas import RunningList
     from controlplane.gateways.schemas import Gateway
     from controlplane.ledger.schemas import LedgerList, LedgerSummary
@@ -25,11 +27,12 @@ Filter = Annotated[str | None, typer.Option()]
 request_app = typer.Typer(help="Act on requests in flight.", no_args_is_help=True)
 
 
-def register(app: typer.Typer, get_app: typer.Typer) -> None:
-    """Add the verbs to `app` and to its `get`."""
+def register(app: typer.Typer, get_app: typer.Typer, describe_app: typer.Typer) -> None:
+    """Add the verbs to `app`, to its `get` and its `describe`."""
     get_app.command("ledger")(get_ledger)
     get_app.command("running")(get_running)
     get_app.command("health")(get_health)
+    describe_app.command("request")(describe_request)
     request_app.command("cancel")(cancel)
     app.add_typer(request_app, name="request")
 
@@ -71,6 +74,12 @@ def get_health(url: UrlOption = None, as_json: JsonOption = False) -> None:
     show(items, lambda: _health(items), as_json=as_json)
 
 
+def describe_request(request_id: str, url: UrlOption = None, as_json: JsonOption = False) -> None:
+    """One request: outcome, phases, every candidate's terms, what admission and observe said."""
+    found = call_control_plane(url, lambda client: client.decision(request_id))
+    show(found, lambda: _request(found), as_json=as_json)
+
+
 def cancel(
     request_id: str,
     gateway: Annotated[str, typer.Option(help="That it runs at; by default all are asked.")] = "",
@@ -87,6 +96,21 @@ def cancel(
     row = reply.cancelled
     text = f"Cancelled request {row.request_id} at {row.gateway}, which was {row.state}."
     show(reply, lambda: text, as_json=as_json)
+
+
+def _request(decision: Decision) -> str:
+    from console.text import sentences, table_text  # noqa: PLC0415
+    from console.viewmodel import requests  # noqa: PLC0415
+
+    view = requests.request(decision, now=_now(), tz=_zone())
+    tables = (requests.phases(view), view.prefill, view.decode, view.legs)
+    parts = [
+        f"{view.request_id}\n{sentences(view.head)}",
+        f"OUTCOME  {view.outcome.text}",
+        *(table_text(table) for table in tables),
+        sentences(view.remarks),
+    ]
+    return "\n\n".join(part for part in parts if part)
 
 
 def _ledger(page: LedgerList, total: LedgerSummary) -> str:

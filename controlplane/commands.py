@@ -141,15 +141,6 @@ def get_transfers(
     _show(found, lambda: cli_text.transfers(found.pairs), as_json=as_json)
 
 
-@describe_app.command("request")
-def describe_request(request_id: str, url: UrlOption = None, as_json: JsonOption = False) -> None:
-    """One request: outcome, phases, every candidate's terms."""
-    from controlplane import cli_text  # noqa: PLC0415
-
-    found = _call(url, lambda client: client.decision(request_id))
-    _show(found, lambda: cli_text.request(found), as_json=as_json)
-
-
 @describe_app.command("node")
 def describe_node(node_id: str, url: UrlOption = None, as_json: JsonOption = False) -> None:
     """One node, all fields."""

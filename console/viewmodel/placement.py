@@ -28,7 +28,7 @@ def admission(decision: Decision) -> Text | None:
     measured = numbers.duration(verdict.measured_seconds)
     came = f" ({measured} measured)" if verdict.measured_seconds is not None else ""
     running = "it still runs" if decision.status == "running" else met[verdict.met]
-    return Text(f"ADMISSION  let in as a probe though predicted {said}: {running}{came}", "accent")
+    return Text(f"ADMISSION  let in as a probe though predicted {said}: {running}{came}", "strong")
 
 
 def observed(decision: Decision) -> Text | None:

@@ -223,6 +223,12 @@ PREFILL_COLUMNS = (
     Column("ttft", "SUM", 9, "right"),
     Column("verdict", "VERDICT", 22, grow=True),
 )
+PHASE_COLUMNS = (
+    Column("phase", "PHASE", 18),
+    Column("predicted", "PREDICTED", 10, "right"),
+    Column("measured", "MEASURED", 10, "right"),
+    Column("note", "", 24, grow=True),
+)
 DECODE_COLUMNS = (
     Column("chosen", "", 1),
     Column("worker", "DECODE", 10),
@@ -287,6 +293,15 @@ def waterfall(decision: Decision) -> tuple[tuple[Bar, ...], float]:
         ends.append((phase, start, at))
     total = max([end for _, _, end in ends if end is not None] + [decision.ttft_seconds or 0.0])
     return tuple(_bar(*item, total) for item in ends), total
+
+
+def phases(view: RequestView) -> Table:
+    """The waterfall without its bars."""
+    rows = tuple(
+        Row(bar.name, (Text(bar.name), Text(bar.predicted), Text(bar.measured), Text(bar.note)))
+        for bar in view.bars
+    )
+    return Table(PHASE_COLUMNS, rows, "No phase has been measured yet.")
 
 
 def _bar(phase: Phase, start: float | None, end: float | None, total: float) -> Bar:

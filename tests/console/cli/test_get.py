@@ -9,6 +9,7 @@ from request_objects import make_gateways
 from console import get
 from console.text import table_text
 from console.viewmodel import running
+from controlplane.decisions.schemas import ObservedPlacement
 
 
 def test_what_runs_reads_as_on_the_screen(world: Any) -> None:
@@ -38,3 +39,16 @@ def test_columns_stay_under_their_labels(world: Any) -> None:
     lines = table_text(running.running(world.running)).splitlines()
     at = lines[0].index("THEN")
     assert all(line[at - 1] == " " and line[at] != " " for line in lines[1:])
+
+
+def test_a_request_in_full_has_every_term_and_remark(world: Any) -> None:
+    other = ObservedPlacement(algorithm="mooncake", worker_id="p1", predicted_ttft_seconds=0.237)
+    text = get._request(
+        world.decision(1, status="rejected", error="predicted TTFT 2.31 s > 2.00 s",
+                       http_status=429, retry_after_seconds=3.0, observed_placement=other)
+    )  # fmt: skip
+    for part in (
+        "00000001cafe4711", "Retry-After 3.00 s", "slo/default r41", "8,192", "54 ms",
+        "24 ms slower: transfer", "mooncake would have chosen p1", "handover", "4.22 s",
+    ):  # fmt: skip
+        assert part in text, part

@@ -20,7 +20,7 @@ PAGES = [
     "/cache/hit-rate", "/cache/evictions", "/cache/hit-rate?as=table", "/cache/tiers",
     "/cache/tenants", "/cache/what-if", "/cache/pins", "/jobs", "/transfers",
     "/transfers?value=bytes", "/transfers?as=table", "/transfers/p1/d1", "/requests",
-    "/requests/000000040123456789abcdef01234567", "/rejections", "/policies",
+    "/requests/000000040123456789abcdef01234567", "/rejections", "/in-flight", "/policies",
     "/policies/slo/default", "/policies/slo/default?compare=1", "/audit",
     "/transfers?view=workers", "/transfers?view=workers&as=table", "/transfers/n1/n2", "/transfers/n2/n2",
     "/doctor", "/doctor?view=nodes", "/doctor?view=pairs", "/doctor?filter=state%3Dfail",

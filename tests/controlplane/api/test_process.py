@@ -19,9 +19,7 @@ from pathlib import Path
 import pytest
 
 from console.cli import run
-from controlplane import cli_text
 from controlplane.__main__ import main
-from controlplane.decisions.schemas import Decision
 
 RSS_BOUND = 180 * 1024 * 1024
 START_SECONDS = 60
@@ -262,34 +260,3 @@ def test_the_client_brings_no_server_and_the_verbs_no_client():
             [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
         )
         assert done.returncode == 0, done.stderr
-
-
-def test_request_text():
-    decision = Decision.model_validate(
-        {
-            "request_id": "7f3a",
-            "at": "2026-07-01T12:00:00Z",
-            "gateway_id": "g",
-            "status": "rejected",
-            "error": "predicted TTFT 2.31 s > 2.00 s",
-            "retry_after_seconds": 3,
-            "policy_revisions": {"slo/default": 2},
-            "prefill_worker": "p1",
-            "prefill_candidates": [
-                {
-                    "worker_id": "p1",
-                    "node_id": "n1",
-                    "own_prefix_tokens": 4096,
-                    "used_prefix_tokens": 8192,
-                    "queue_seconds": 0.041,
-                    "transfer_seconds": 0.054,
-                    "prefill_seconds": 0.118,
-                    "ttft_seconds": 0.213,
-                    "verdict": "chosen",
-                }
-            ],
-        }
-    )
-    text = cli_text.request(decision)
-    for part in ("Retry-After 3 s", "slo/default r2", "> p1", "8,192", "54 ms", "chosen"):
-        assert part in text

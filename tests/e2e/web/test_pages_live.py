@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Page, expect
 
+from controlplane.decisions.schemas import Verdict
 from controlplane.policies.schemas import PolicyPut
 
 pytestmark = [pytest.mark.chromium, pytest.mark.xdist_group("chromium")]
@@ -19,7 +20,7 @@ Visit = Callable[..., Any]
 PATHS = [
     "/", "/topology", "/nodes/n1", "/workers/d1", "/cache/hit-rate", "/cache/evictions",
     "/cache/tiers", "/cache/tenants", "/cache/what-if", "/cache/pins", "/jobs",
-    "/transfers", "/transfers/p1/d1", "/requests", "/rejections", "/policies",
+    "/transfers", "/transfers/p1/d1", "/requests", "/rejections", "/in-flight", "/policies",
     "/policies/slo/default", "/audit", "/transfers?view=workers", "/transfers?as=table", "/transfers/n1/n2",
     "/doctor", "/doctor?view=nodes",
 ]  # fmt: skip
@@ -66,6 +67,7 @@ class TestLive:
                 ttft_seconds=None,
                 retry_after_seconds=3,
                 error="predicted TTFT 2.31 s > 2.00 s",
+                admission=Verdict(gate="ttft", predicted_seconds=2.31, limit_seconds=2.0),
             )
         )
         row = page.locator(f'tr[data-key="{name}"]')
@@ -74,7 +76,7 @@ class TestLive:
         # 2 s are promised; a busy machine of 2 cores is given more before the test calls it broken
         assert took < 6, f"{took:.1f} s"
         page.goto(page.url.replace("/requests", "/rejections"))
-        expect(page.locator(f'tr[data-key="{name}"]')).to_be_visible()
+        expect(page.locator(f'tr[data-key="{name}"]')).to_contain_text("2.31 s!")
 
     def test_rows_wait_behind_a_button_while_one_reads(
         self, visit: Visit, feed: Any, tools: Any
