@@ -12,6 +12,7 @@ import uvloop
 
 from controlplane.gateway.app import Gateway
 from controlplane.gateway.descriptors import connections_for, open_files, raise_limit
+from controlplane.gateway.memory import give_large_blocks_back
 from controlplane.gateway.settings import Limits, Settings, Timeouts
 from controlplane.gateway.upstream import check_url
 from controlplane.logs import configure_log
@@ -161,6 +162,7 @@ def _calm_collector() -> None:
 def main(argv: list[str] | None = None) -> int:
     """Exit code 2: a setting cannot work; 1: the address is taken."""
     raise_limit()
+    give_large_blocks_back()
     try:
         settings, level = settings_from(sys.argv[1:] if argv is None else argv)
         configure_log(level, sys.stderr)
