@@ -43,7 +43,8 @@ class SimRequest:
 class SimCluster:
     """Alike workers, each on a node of its own. `knows_links`: transfers have a price and a path;
     `knows_queued`: blocks of prompts on their way count where these go. Requests come to one of
-    `gateways` at random; these learn of each other what is in `tells`, `tell_seconds` later."""
+    `gateways` at random; these learn of each other what is in `tells`, `tell_seconds` later.
+    The last worker is there from `joins_at` on."""
 
     num_workers: int
     node_blocks: int  # capacity of a node's pool
@@ -54,6 +55,7 @@ class SimCluster:
     gateways: int = 1
     tells: frozenset[Told] = frozenset(get_args(Told))
     tell_seconds: float = 0.01
+    joins_at: float = 0.0
 
 
 @dataclass(slots=True)
@@ -64,6 +66,7 @@ class SimResult:
     hit_tokens: int = 0
     prompt_tokens: int = 0
     busy_seconds: list[float] = field(default_factory=list)
+    chosen: list[str] = field(default_factory=list)  # worker of each
     agreement: Agreement = field(default_factory=Agreement)
 
 
@@ -183,6 +186,8 @@ class PlacementSim:
     ) -> list[Priced]:
         """As this gateway would have it now."""
         now, workers = request.at, self._workers
+        if now < self._cluster.joins_at:
+            workers = workers[:-1]
         expected = gateway.expected.lengths(_keys(request)) if self._cluster.knows_queued else {}
         options = [
             PrefillOption(
@@ -215,6 +220,7 @@ class PlacementSim:
 
     def _send(self, gateway: _Gateway, number: int, request: SimRequest, first: Priced) -> None:
         now, worker = request.at, self._by_name(first.option.worker_id)
+        self.result.chosen.append(worker.name)
         moved = first.used_prefix_tokens if first.transfer_seconds else 0
         work = first.prefill_seconds + first.transfer_seconds
         gateway.known[worker.name].queue.start(str(number), work, request.prompt_tokens, now)
