@@ -1,8 +1,10 @@
-"""The model, and the plain engine that answers of clusters on this host are compared with."""
+"""The model, and the plain engine that answers of clusters are compared with."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -23,7 +25,19 @@ def model_folder() -> Path:
 
 
 @pytest.fixture(scope="session")
-def plain(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Iterator[PlainEngine]:
+def plain_beginning(
+    tmp_path_factory: pytest.TempPathFactory, model_folder: Path
+) -> Iterator[Future[PlainEngine]]:
+    """It starts beside a cluster: an engine starts on one core. On this host, outside networks."""
     log_file = tmp_path_factory.mktemp("plain") / "plain.log"
-    with plain_engine(model_folder, MODEL, DTYPE, log_file, ready_seconds=READY_SECONDS) as engine:
-        yield engine
+    # The engine ends with the thread that started it, which therefore stays.
+    with ThreadPoolExecutor(1) as thread, ExitStack() as stack:
+        engine = plain_engine(model_folder, MODEL, DTYPE, log_file, ready_seconds=READY_SECONDS)
+        beginning = thread.submit(stack.enter_context, engine)
+        yield beginning
+        beginning.exception(2 * READY_SECONDS)
+
+
+@pytest.fixture(scope="session")
+def plain(plain_beginning: Future[PlainEngine]) -> PlainEngine:
+    return plain_beginning.result(2 * READY_SECONDS)

@@ -33,6 +33,8 @@ from workers.supervisor.settings import RoleSettings, Settings
 AGENT_PORT = 7710
 WORKER_PORT = 8101
 MAX_MODEL_LEN = 2048
+LEASE_SECONDS = 15.0
+"""What a host that was cut off has pinned is free by then."""
 DEVICE_BLOCKS = 128
 """Of 32 tokens: enough for one prompt and quickly made."""
 
@@ -73,6 +75,7 @@ def agent_of(share: HostShare) -> Component:
             # Hosts share no memory; these namespaces do.
             "--transports", "tcp", "--slab-name", share.slab,
             "--slab-bytes", str(share.slab_bytes), "--block-tokens", str(share.block_tokens),
+            "--lease-seconds", str(LEASE_SECONDS),
             "--control-plane", share.control_plane, "--token-file", str(token),
         ),
         environment={"PERILUNE_HOME": share.folder},

@@ -15,7 +15,11 @@ from workers.supervisor.home import Home
 
 
 @pytest.fixture(scope="package")
-def live(tmp_path_factory: pytest.TempPathFactory, model_folder: Path) -> Iterator[LiveCluster]:
+def live(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, model_folder: Path
+) -> Iterator[LiveCluster]:
+    if any("plain" in getattr(item, "fixturenames", ()) for item in request.session.items):
+        request.getfixturevalue("plain_beginning")
     data = tmp_path_factory.mktemp("cluster")
     with (
         httpx2.Client(timeout=120) as client,

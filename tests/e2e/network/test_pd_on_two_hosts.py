@@ -10,20 +10,19 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import httpx2
 import pytest
-from live_cluster import BLOCK_TOKENS, DTYPE, wait_for
+from live_cluster import BLOCK_TOKENS, wait_for
 from net_cluster import MODEL, NetCluster, net_cluster, served_tokens, text_of, until_moved
 
-from workers.bench.cluster import PlainEngine, plain_engine
+from workers.bench.cluster import PlainEngine
 from workers.bench.openai_stream import complete, reset_device_cache, tokenize
 from workers.bench.prompts import make_prompts
-from workers.data_dir import default_data_dir
-from workers.models.resolve import resolve_model
 
 pytestmark = [
     pytest.mark.vllm, pytest.mark.netns, pytest.mark.xdist_group("netns"),
@@ -52,13 +51,17 @@ DEAD_LINK, DEAD_PUSH, PULLED_CABLE, UNPLUGGED = PROMPTS[7:]
 
 @dataclass
 class Reference:
-    """The engine without a pool."""
+    """The engine without a pool. It is on no host of the network: a thread outside asks it."""
 
     client: httpx2.Client
     engine: PlainEngine
+    outside: ThreadPoolExecutor
 
     def text(self, prompt: str, num_held: int) -> str:
         """Its answer while its own cache holds that many of the prompt's tokens."""
+        return self.outside.submit(self._text, prompt, num_held).result()
+
+    def _text(self, prompt: str, num_held: int) -> str:
         client, url = self.client, self.engine.url
         reset_device_cache(client, url)
         if num_held:
@@ -93,18 +96,22 @@ def ask(cluster: NetCluster, prompt: str) -> Answer:
 @pytest.fixture(scope="module")
 def booted(
     tmp_path_factory: pytest.TempPathFactory,
+    model_folder: Path,
+    plain_beginning: Future[PlainEngine],
 ) -> Iterator[tuple[NetCluster, Reference]]:
     """Three engines, started together."""
     folder = tmp_path_factory.mktemp("net")
-    model_folder = Path(resolve_model("smollm2", default_data_dir()).source)
     with (
-        net_cluster(folder, model_folder, "vllm", slab_bytes=SLAB_BYTES) as cluster,
-        plain_engine(
-            model_folder, MODEL, DTYPE, folder / "plain.log", ready_seconds=START_SECONDS
-        ) as engine,
+        httpx2.Client(timeout=120, trust_env=False) as client,
+        ThreadPoolExecutor(1) as outside,
     ):
-        cluster.wait_serving(START_SECONDS)
-        yield cluster, Reference(cluster.client, engine)
+        outside.submit(int).result()  # its thread is made here, before this one enters a host
+        with net_cluster(
+            folder, model_folder, "vllm", slab_bytes=SLAB_BYTES, seconds=START_SECONDS
+        ) as cluster:
+            engine = plain_beginning.result(START_SECONDS)
+            cluster.wait_serving(START_SECONDS)
+            yield cluster, Reference(client, engine, outside)
 
 
 @pytest.fixture(scope="module")
@@ -279,4 +286,4 @@ def test_nothing_stays_pinned_or_under_way(cluster: NetCluster) -> None:
         found = [node.stats() for node in cluster.nodes.values()]
         return all((each.pinned_blocks, each.pending_blocks) == (0, 0) for each in found)
 
-    wait_for(settled, 60, "pins to end (leases are 30 s)")
+    wait_for(settled, 60, "pins to end with their leases")
