@@ -125,6 +125,7 @@ def start_engine(
     environment = {
         **os.environ, "PYTHONPATH": str(folder), "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1",
         "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_HOST_IP": "127.0.0.1",
+        "VLLM_CPU_OMP_THREADS_BIND": _core(role),
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1", "VLLM_NIXL_SIDE_CHANNEL_PORT": str(side_port),
         "VLLM_MOONCAKE_BOOTSTRAP_PORT": str(side_port),
         "VLLM_MOONCAKE_ABORT_REQUEST_TIMEOUT": str(TIMER_SECONDS),
@@ -136,6 +137,11 @@ def start_engine(
         "--enforce-eager", "--kv-transfer-config", json.dumps(config),
     ]  # fmt: skip
     return start(role, port, command, folder, environment)
+
+
+def _core(role: Role) -> str:
+    """One thread each: with more, every step waits for the one that is not scheduled."""
+    return "1" if role == "decode" and (os.cpu_count() or 1) > 1 else "0"
 
 
 def static_file(connector: Connector, engines: dict[Role, Process], side_port: int) -> str:
