@@ -97,6 +97,14 @@ def test_the_simulator_runs_the_same_grid(trace: Path) -> None:
     assert all(row["failed"] == 0 < row["hit_tokens"] for row in result["rows"])
 
 
+def test_several_gateways_say_how_far_they_agree(trace: Path) -> None:
+    result = simulate(PlacementBench(trace, requests=120, repeats=1, loads=("0.5",), gateways=2))
+    cost = result["summary"]["0.5"]["cost"]
+    assert result["gateways"] == 2
+    assert 0 < cost["same_share"] <= cost["within_bound_share"] <= 1
+    assert all(row["agreement"]["asked"] == 240 for row in result["rows"])
+
+
 def test_ours_is_compared_with_the_best_peer(trace: Path) -> None:
     def row(algorithm: str, mean: float, p90: float) -> Row:
         return Row("0.8", algorithm, 1, mean, p90, 10, 100, 1.0)
