@@ -16,7 +16,7 @@ import pytest
 from terminal import Terminal, wait
 
 from controlplane.client import Client, ClientError
-from controlplane.decisions.schemas import Decision, PrefillCandidate
+from controlplane.decisions.schemas import Decision, PrefillCandidate, Verdict
 from controlplane.gateways.schemas import (
     HISTOGRAM_BOUNDS_SECONDS,
     GatewayReport,
@@ -57,6 +57,7 @@ class Traffic:
             request_id=f"beef{self.rejected:04d}cafe", at=datetime.now(UTC), gateway_id="gw-1",
             status="rejected", http_status=429, error="predicted TTFT 300 ms > 1 ms",
             retry_after_seconds=3, prompt_tokens=3000, prefill_candidates=[candidate],
+            admission=Verdict(gate="ttft", predicted_seconds=0.3, limit_seconds=0.001),
         )  # fmt: skip
         self.client.report("gw-1", self._report(decision))
 
@@ -214,7 +215,7 @@ def test_three_sizes_a_policy_and_a_rejection(plane: Plane, terminal: Terminal) 
     terminal.until("policy.put", "from the terminal")
     plane.traffic.reject()
     terminal.send(":rejections", "Enter")
-    terminal.until("beef0001", "rejected", "429: predicted TTFT")
+    terminal.until("beef0001", "rejected", "300 ms!", "rejected wrongly: --")
     child = terminal.child()
     assert child.memory_info().rss < 120 * MIB
     terminal.send("q")
