@@ -24,7 +24,7 @@ from workers.process import die_with_parent
 
 MODEL = "smollm2"
 START_SECONDS = 1200.0
-ANSWER_SECONDS = 300.0
+ANSWER_SECONDS = 600.0
 TIMER_SECONDS = 240
 """After which connectors free what nobody has taken: long, for what frees it earlier to be seen."""
 WANTED = {
