@@ -13,6 +13,12 @@ from controlplane.core.routing import TransferCost
 
 MAX_SOURCES: Final = 64
 """Nodes that one worker's KV came from; the one seen first goes for a new one."""
+_FEW: Final = 3
+_FORGETTING: Final = 0.95
+"""About the last 20 count: how many wait for the same link changes within seconds."""
+_LEAST_SECONDS: Final = 1e-3
+_MOST_TIMES: Final = 8.0
+"""A sample counts as no more than that many times what was expected: one odd one says little."""
 
 
 class HandoverModel:
@@ -44,10 +50,17 @@ class HandoverModel:
             if len(self._fits) >= MAX_SOURCES:
                 del self._fits[next(iter(self._fits))]
             per_1000 = path.seconds(1000) - path.seconds(0) if path is not None else 0.0
-            fit = LinearFit((self._base(), per_1000), non_negative=True)
+            fit = LinearFit((self._base(), per_1000), forgetting=_FORGETTING, non_negative=True)
             self._fits[source] = fit
         x = (1.0, tokens / 1000)
-        fit.observe(x, seconds, relative_weight(seconds, fit.predict(x)))
+        expected = fit.predict(x)
+        if fit.num_samples < _FEW:
+            fit.observe(x, seconds, relative_weight(seconds, expected))
+            return
+        # Waits behind others are in it, so that it is many times the usual at some times and a
+        # fraction at others: relative to what was measured, the short ones alone would count.
+        usual = max(expected, _LEAST_SECONDS)
+        fit.observe(x, min(seconds, _MOST_TIMES * usual), usual**-0.5)
 
     def _base(self) -> float:
         """Without any tokens, at the quickest source."""

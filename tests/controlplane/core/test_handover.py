@@ -51,3 +51,23 @@ def test_sources_are_bounded() -> None:
         model.observe(f"n{i}", 100, 0.1)
     assert not model.knows("n4")
     assert model.knows(f"n{MAX_SOURCES + 4}")
+
+
+@pytest.mark.parametrize("spread", [0.3, 1.0])
+def test_waits_that_vary_much_are_expected_by_their_mean(spread: float) -> None:
+    """Now 100 ms and now 5 s, as where transfers queue: not the short ones alone count."""
+    model, rng, seen = HandoverModel(), random.Random(9), []
+    for _ in range(400):
+        seen.append(rng.lognormvariate(0.0, spread))
+        model.observe("n1", rng.randrange(500, 20_000), seen[-1])
+    mean = sum(seen[-200:]) / 200
+    assert model.predict("n1", 8000) == pytest.approx(mean, rel=0.4)
+
+
+def test_one_odd_sample_says_little_and_a_change_is_learned() -> None:
+    model = taught()
+    model.observe("n1", 10_000, 60.0)
+    assert model.predict("n1", 10_000) == pytest.approx(0.23, rel=0.6)
+    for _ in range(100):
+        model.observe("n1", 10_000, 3.0)
+    assert model.predict("n1", 10_000) == pytest.approx(3.0, rel=0.3)
