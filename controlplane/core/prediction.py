@@ -108,7 +108,7 @@ class PrefillModel:
         """Of a leg whose beginning is known by hearsay: so much less than it should take that the
         news of the leg before it came late."""
         if not self.num_samples:
-            return True  # a scale is not begun on hearsay
+            return False
         return seconds < _SHORTEST_SHARE * self.predict(uncached_tokens, cached_tokens)
 
     def observe(self, uncached_tokens: int, cached_tokens: int, seconds: float) -> None:

@@ -50,6 +50,9 @@ class PrefillQueue:
     ended: int = 0
     is_vague: bool = False
     """Of the leg that ended last: nobody knows when its own time began."""
+    is_hearsay: bool = False
+    """Of the same: its time began when another gateway's leg ended, as that told."""
+    _end_was_told: bool = False
     _others: dict[str, _Other] = field(default_factory=dict)
 
     def __len__(self) -> int:
@@ -77,8 +80,10 @@ class PrefillQueue:
         # Sums of floats drift: begun anew whenever nothing is left.
         self._predicted = self._predicted - queued.predicted_seconds if self._legs else 0.0
         self.is_vague = bool(self._others) and self._is_behind_another(queued.started_at, now)
+        self.is_hearsay = self._end_was_told and self._last_end > queued.started_at
         service = now - max(queued.started_at, self._last_end)
         self._last_end = self._own_end = now
+        self._end_was_told = False
         self.ended += 1
         return max(0.0, service)
 
@@ -111,8 +116,9 @@ class PrefillQueue:
     def take(self, gateway: str, share: QueueShare, now: float) -> None:
         """Another gateway's part, told just now; it replaces what that one told before."""
         before = self._others.get(gateway)
-        if before is not None and share.ended > before.share.ended:
-            self._last_end = max(self._last_end, now - share.ended_age)
+        end = now - share.ended_age
+        if before is not None and share.ended > before.share.ended and end > self._last_end:
+            self._last_end, self._end_was_told = end, True
         self._others[gateway] = _Other(share, now)
 
     def idle(self, gateway: str) -> None:

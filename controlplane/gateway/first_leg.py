@@ -95,7 +95,9 @@ def take(run: Running, worker: WorkerState, priced: Priced, reply: PrefillReply)
     ours, theirs = decision.prompt_tokens, reply.prompt_tokens
     if ours is not None and theirs is not None and ours != theirs:
         stats.tokenizer_mismatch += 1
-    seconds = None if worker.prefill_queue.is_vague else run.service_seconds
+    queue, is_new = worker.prefill_queue, not worker.prefill_times.num_samples
+    is_unknown = queue.is_vague or (is_new and queue.is_hearsay)  # that is no scale to begin with
+    seconds = None if is_unknown else run.service_seconds
     total = theirs or ours
     if run.record is not None and run.context.agents.follows(worker.row.node_id):
         run.record.expect_prefill(worker.row.id, lambda leg: take_prefill(

@@ -280,7 +280,8 @@ class PlacementSim:
     ) -> None:
         """Learn from a leg, and tell the others what it took."""
         known = gateway.known[worker]
-        if known.queue.is_vague:
+        is_new = not known.times.num_samples
+        if known.queue.is_vague or (is_new and known.queue.is_hearsay):
             return
         if known.queue.is_shared and known.times.is_too_short(*sample):
             return

@@ -128,9 +128,9 @@ class TestPrefillModel:
         assert model.predict(5000, 0) >= model.predict(10, 0) >= 0
 
 
-def test_hearsay_begins_no_scale_and_halves_none() -> None:
+def test_hearsay_halves_no_scale() -> None:
     model = PrefillModel()
-    assert model.is_too_short(1000, 0, 0.2)
+    assert not model.is_too_short(1000, 0, 1e-3)
     for _ in range(3):
         model.observe(1000, 0, 0.2)
     assert model.is_too_short(1000, 0, 0.05)

@@ -50,6 +50,10 @@ class TestSeveralGateways:
         b.take("a", a.share(2.0), 2.01)
         assert b.wait_seconds(2.5) == pytest.approx(0.5, abs=0.02)
         assert b.end("y", 3.0) == pytest.approx(1.0, abs=0.02)
+        assert b.is_hearsay
+        b.start("z", 1.0, 10, now=3.0)
+        b.end("z", 4.0)
+        assert not b.is_hearsay
 
     def test_what_is_told_late_counts_for_nothing(self) -> None:
         a = PrefillQueue()
