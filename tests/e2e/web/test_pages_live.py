@@ -265,6 +265,8 @@ class TestKeyboard:
         page.keyboard.press("Escape")
         expect(page.locator("#help")).to_be_hidden()
         page.keyboard.press("]")
+        expect(page).to_have_url(re.compile(r"/in-flight$"))
+        page.keyboard.press("]")
         expect(page).to_have_url(re.compile(r"/rejections$"))
 
     def test_letters_can_be_switched_off(self, visit: Visit) -> None:
