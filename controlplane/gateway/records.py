@@ -155,15 +155,15 @@ class Records:
         if self._joining.get(entry.decision.request_id) is entry:
             del self._joining[entry.decision.request_id]
 
-    def take(self) -> list[Decision]:
-        """Up to `MAX_PER_REPORT` decisions, oldest first; `put_back` when they did not arrive.
+    def take(self, most: int = MAX_PER_REPORT) -> list[Decision]:
+        """Up to `most` decisions, oldest first; `put_back` when they did not arrive.
 
         They are to be encoded at once: a running one goes on changing.
         """
         for entry in self._unannounced.values():
             self._put(entry)
         self._unannounced.clear()
-        count = min(len(self._buffer), MAX_PER_REPORT)
+        count = min(len(self._buffer), most)
         return [self._buffer.popleft().told() for _ in range(count)]
 
     def arrived(self, decisions: list[Decision]) -> None:

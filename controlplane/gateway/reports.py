@@ -9,7 +9,7 @@ import msgspec
 import structlog
 
 from controlplane.gateway.api_client import ApiClient
-from controlplane.gateway.records import Records
+from controlplane.gateway.records import MAX_PER_REPORT, Records
 from controlplane.gateway.upstream import UpstreamError
 from controlplane.gateway.wire import Decision, GatewayStats, Report
 
@@ -19,6 +19,8 @@ NEWS_SECONDS = 0.25
 QUIET_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 5.0
 TIMEOUT_SECONDS = 5.0
+AT_ONCE = 8
+"""Records told between two turns of the loop: some 0.2 ms."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -64,9 +66,9 @@ class Reporter:
 
     async def flush(self) -> bool:
         """Send one report; what did not arrive is kept for the next one."""
-        decisions = self._records.take()
+        decisions: list[Decision] = []
         try:
-            status, body = await self._send(decisions)
+            status, body = await self._send(await self._encoded(decisions))
         except UpstreamError as error:
             self._records.put_back(decisions)
             log.debug("report_failed", error=str(error))
@@ -82,7 +84,17 @@ class Reporter:
             log.warning("report_refused", status=status, reply=body[:300].decode(errors="replace"))
         return status < 300
 
-    async def _send(self, decisions: list[Decision]) -> tuple[int, bytes]:
+    async def _encoded(self, decisions: list[Decision]) -> list[msgspec.Raw]:
+        """All there are for one report, which go into `decisions` too. Requests run in between: to
+        put a second's records into words takes longer than a first token may wait."""
+        encoded: list[msgspec.Raw] = []
+        while some := self._records.take(min(AT_ONCE, MAX_PER_REPORT - len(decisions))):
+            decisions += some
+            encoded += [msgspec.Raw(_encode(decision)) for decision in some]
+            await asyncio.sleep(0)
+        return encoded
+
+    async def _send(self, decisions: list[msgspec.Raw]) -> tuple[int, bytes]:
         revision, stats = self._stats()
         report = Report(self._url, os.getpid(), revision, stats, decisions)
         return await self._client.call("POST", self._path, _encode(report), seconds=TIMEOUT_SECONDS)

@@ -276,4 +276,4 @@ class Report(msgspec.Struct):
     pid: int
     view_revision: int
     stats: GatewayStats
-    decisions: list[Decision] = []
+    decisions: list[Decision] | list[msgspec.Raw] = []

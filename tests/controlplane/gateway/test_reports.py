@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from datetime import UTC, datetime
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from controlplane.decisions import schemas as decisions
 from controlplane.gateway import wire
 from controlplane.gateway.records import MAX_BUFFERED, Records
+from controlplane.gateway.reports import Reporter
 from controlplane.gateway.stats import Stats
 from controlplane.gateways import schemas as gateways
 from controlplane.gateways.schemas import HISTOGRAM_BOUNDS_SECONDS, ClusterView, GatewayReport
@@ -211,3 +213,54 @@ class TestWire:
         )
         ours = msgspec.json.decode(view.model_dump_json(), type=wire.View)
         assert ours.revision == 3
+
+
+def made_stats() -> wire.GatewayStats:
+    none = wire.Histogram([], 0.0)
+    return wire.GatewayStats(datetime.now(UTC), none, none, none)
+
+
+class Sink:
+    """Takes what a reporter sends; `status` of its answers."""
+
+    def __init__(self, status: int = 200) -> None:
+        self.status = status
+        self.bodies: list[Any] = []
+
+    async def call(
+        self, method: str, path: str, body: bytes | None = None, *, seconds: float
+    ) -> tuple[int, bytes]:
+        self.bodies.append(msgspec.json.decode(body or b"{}"))
+        return self.status, b""
+
+
+def reporter(records: Records, sink: Sink) -> Reporter:
+    made: Any = sink
+    return Reporter(made, "g", "http://x", records, lambda: (1, made_stats()))
+
+
+async def test_requests_run_while_a_report_is_put_together() -> None:
+    records, sink, turns = Records(Stats()), Sink(), 0
+    for i in range(400):
+        records.end(records.begin(decision(f"r{i}")), 1.0)
+
+    def turn() -> None:
+        nonlocal turns
+        turns += 1
+        if not sink.bodies:
+            asyncio.get_running_loop().call_soon(turn)
+
+    turn()
+    assert await reporter(records, sink).flush()
+    assert turns >= 40
+    (body,) = sink.bodies
+    assert [d["request_id"] for d in body["decisions"]] == [f"r{i}" for i in range(400)]
+    assert records.num_buffered == 0
+
+
+async def test_what_a_failing_control_plane_did_not_take_keeps_its_order() -> None:
+    records = Records(Stats())
+    for i in range(50):
+        records.end(records.begin(decision(f"r{i}")), 1.0)
+    assert not await reporter(records, Sink(503)).flush()
+    assert [d.request_id for d in records.take()] == [f"r{i}" for i in range(50)]
