@@ -4,6 +4,7 @@ ok -> ejected (pause) -> trial (one leg) -> ok, or ejected again for twice as lo
 """
 
 from collections import deque
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
@@ -106,8 +107,15 @@ class DataPathHealth:
         if worker is not None and worker.is_open:
             worker.trial_until = now + TRIAL_SECONDS
 
-    def failed(self, worker_id: str, now: float, *, unreachable: bool, error: str = "") -> None:
-        """`unreachable` (refused, reset) pauses at once; other failures three in a row, or half."""
+    def failed(
+        self, worker_id: str, now: float, *, unreachable: bool, error: str = "",
+        others: Collection[str] | None = None,
+    ) -> None:  # fmt: skip
+        """`unreachable` (refused, reset) pauses at once; other failures three in a row, or half.
+
+        `others`: of a worker that has answered, who else does such work. Where none of them is
+        sound it stays: what was asked may be why, and one such client must not stop all service.
+        """
         worker = self._workers.setdefault(worker_id, _Worker())
         self.is_sound = False
         worker.failures += 1
@@ -115,13 +123,19 @@ class DataPathHealth:
         worker.served.append(False)
         if now < worker.open_until:
             return  # legs that were under way when it was ejected say nothing new
-        ejects = worker.is_open or unreachable or worker.failures >= FAILURES_TO_EJECT
-        if ejects or _fails_often(worker.served):
+        fails = worker.failures >= FAILURES_TO_EJECT or _fails_often(worker.served)
+        if worker.is_open or unreachable or (fails and self._is_replaced_by(others)):
             pause = FIRST_PAUSE_SECONDS * 2 ** min(worker.pauses, 10)
             worker.open_until = now + min(pause, LONGEST_PAUSE_SECONDS)
             worker.pauses += 1
             worker.is_open, worker.trial_until = True, 0.0
             worker.was_unreachable = unreachable
+
+    def _is_replaced_by(self, others: Collection[str] | None) -> bool:
+        if others is None:
+            return True
+        known = (self._workers.get(name) for name in others)
+        return any(one is None or not (one.is_open or one.failures) for one in known)
 
     def served(self, worker_id: str) -> None:
         """A leg was answered as it should be."""

@@ -281,6 +281,28 @@ class Cluster:
             self._ready[model, role] = ready
         return ready
 
+    def leg_failed(self, worker_id: str, *, unreachable: bool, answered: bool, error: str) -> None:
+        """A leg came to nothing there. `answered`: the engine said so, about this request."""
+        others = self._others(worker_id) if answered else None
+        self.health.failed(
+            worker_id, monotonic(), unreachable=unreachable, error=error, others=others
+        )
+
+    def _others(self, worker_id: str) -> list[str]:
+        """Who else does what this worker does. Decode workers compute prompts, too."""
+        state = self.workers.get(worker_id)
+        if state is None:
+            return []
+        model, is_prefill = state.row.model, state.row.role == "prefill"
+        return [
+            name
+            for name, other in self.workers.items()
+            if other is not state
+            and other.row.model == model
+            and other.row.state == "ready"
+            and (is_prefill or other.row.role != "prefill")
+        ]
+
     def has_ready(self, model: str, role: str) -> bool:
         """Whether such a worker is registered and ready, whatever its recent failures."""
         return any(

@@ -27,12 +27,15 @@ _decode = msgspec.json.Decoder().decode
 
 class LegError(Exception):
     """A try that another worker may still serve. `unreachable`: refused or reset at once.
-    `was_sent`: the worker may have got it, and have taken what leg 1 had staged."""
+    `was_sent`: the worker may have got it, and have taken what leg 1 had staged. `answered`: an
+    error is what it said to it, and it may be the request's doing."""
 
     def __init__(
-        self, message: str, status: int, *, unreachable: bool, was_sent: bool = True
-    ) -> None:
+        self, message: str, status: int, *, unreachable: bool, was_sent: bool = True,
+        answered: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__(message)
+        self.answered = answered
         self.status = status
         self.unreachable = unreachable
         self.was_sent = was_sent
@@ -111,7 +114,7 @@ class LegSender:
             raise LegError("ended the stream without content", 502, unreachable=False)
         if first.startswith(b'data: {"error"'):
             cause = first[6:300].decode(errors="replace")
-            raise LegError(f"failed: {cause}", 502, unreachable=False)
+            raise LegError(f"failed: {cause}", 502, unreachable=False, answered=True)
         return first
 
     async def exchange(
@@ -153,9 +156,11 @@ class LegSender:
         if status == 200:
             return body
         if status >= 500 and status != 501:  # that one is about what was asked
-            raise LegError(f"answered {status}: {_message(body)}", 502, unreachable=False)
+            message = f"answered {status}: {_message(body)}"
+            raise LegError(message, 502, unreachable=False, answered=True)
         if status in (408, 429):  # the worker's trouble, not the client's
-            raise LegError(f"answered {status}: {_message(body)}", 503, unreachable=False)
+            message = f"answered {status}: {_message(body)}"
+            raise LegError(message, 503, unreachable=False, answered=True)
         raise ClientFault(_worker_answer(reply, body))
 
     def _inflated(self, body: bytes) -> bytes:
@@ -187,7 +192,8 @@ def check_answer(body: bytes) -> None:
         raise LegError("answered 200 with nothing", 502, unreachable=False)
     if body.startswith(b'{"error"'):
         cause = _message(body)
-        raise LegError(f"answered 200 with an error: {cause}", 502, unreachable=False)
+        message = f"answered 200 with an error: {cause}"
+        raise LegError(message, 502, unreachable=False, answered=True)
 
 
 def _worker_answer(reply: Reply, body: bytes) -> WorkerAnswer:
@@ -259,7 +265,8 @@ def prefill_reply(body: bytes, *, foreign: bool) -> PrefillReply:
     except msgspec.DecodeError as error:
         raise LegError(f"answered what we cannot read: {error}", 502, unreachable=False) from None
     if reply.error is not None:
-        raise LegError(f"answered 200 with an error: {_message(body)}", 502, unreachable=False)
+        message = f"answered 200 with an error: {_message(body)}"
+        raise LegError(message, 502, unreachable=False, answered=True)
     ours = reply.kv_transfer_params and reply.kv_transfer_params.perilune
     usage = reply.usage
     details = usage.prompt_tokens_details if usage else None

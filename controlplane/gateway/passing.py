@@ -132,7 +132,9 @@ class Passing:
             )
         except LegError as error:
             self._cluster.stats.worker(name).failures += 1
-            health.failed(name, monotonic(), unreachable=error.unreachable, error=str(error))
+            self._cluster.leg_failed(
+                name, unreachable=error.unreachable, answered=error.answered, error=str(error)
+            )
             raise
         except ClientFault as fault:
             health.served(name)

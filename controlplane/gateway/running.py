@@ -215,9 +215,9 @@ class Running:
     def leg_failed(self, leg: Literal["prefill", "decode"], name: str, error: LegError) -> None:
         """Counted against the worker; the record says which leg."""
         self.context.stats.worker(name).failures += 1
-        now = monotonic()
-        health = self.context.cluster.health
-        health.failed(name, now, unreachable=error.unreachable, error=str(error))
+        self.context.cluster.leg_failed(
+            name, unreachable=error.unreachable, answered=error.answered, error=str(error)
+        )
         self.failed_worker = name
         self.decision.failed_leg = leg
         self.decision.retries += 1

@@ -33,6 +33,21 @@ def test_answers_with_errors_pause_after_three_in_a_row() -> None:
     assert health.is_paused("d1", 1.0)
 
 
+def test_by_answers_alone_nobody_is_ejected_whom_no_sound_one_could_replace() -> None:
+    health = DataPathHealth()
+    for now in range(5):
+        health.failed("d1", now, unreachable=False, others=["d2"] if now else ["d2", "d3"])
+        health.failed("d2", now, unreachable=False, others=["d1"])
+    assert health.ejected() == []
+    health.failed("d1", 5.0, unreachable=False, others=[])
+    assert health.ejected() == []
+    health.served("d2")
+    health.failed("d1", 6.0, unreachable=False, others=["d2"])
+    assert health.ejected() == ["d1"]
+    health.failed("d2", 7.0, unreachable=True, others=["d1"])
+    assert health.ejected() == ["d1", "d2"]  # nobody there at all
+
+
 def test_one_that_fails_every_other_request_is_ejected_too() -> None:
     health = DataPathHealth()
     for _ in range(4):

@@ -304,6 +304,21 @@ async def test_client_errors_eject_nobody(rig: Any) -> None:
     assert rig.gateway.cluster.health._workers == {}
 
 
+async def test_a28_a_request_that_no_engine_can_answer_does_not_stop_all_others(rig: Any) -> None:
+    """An odd one may make each engine answer 500; clients send such again at once."""
+    rig.workers = ("p1:prefill", "p2:prefill", "d1:decode", "d2:decode")
+    await rig.start()
+    names = ("p1", "p2", "d1", "d2")
+    for name in names:
+        rig.api(name).faults.set(Faults(status=500))
+    for _ in range(5):
+        assert (await rig.complete(prompt="odd")).status_code == 502
+    assert rig.gateway.cluster.health.ejected() == []
+    for name in names:
+        rig.api(name).faults.set(Faults())
+    assert (await rig.complete(prompt="usual")).status_code == 200
+
+
 async def test_a54_requests_go_on_while_a_dead_worker_is_still_listed(rig: Any) -> None:
     """Its lease has not run out: the view says ready, connections are refused."""
     await rig.start()

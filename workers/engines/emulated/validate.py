@@ -136,6 +136,10 @@ def _chat_tokens(fields: dict[str, Any], prompts: Prompts) -> list[list[int]]:
         for part in content if isinstance(content, list) else []:
             if not isinstance(part, dict) or part.get("type") != "text":
                 raise RefusedRequest(400, f"{fields.get('model')} is not a multimodal model")
+            if not isinstance(part.get("text", ""), str):
+                raise RefusedRequest(
+                    400, "content.text: Input should be a valid string", "messages"
+                )
     return [prompts.chat(fields)]
 
 
