@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import gc
 import signal
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ import uvloop
 
 from controlplane.gateway.app import Gateway
 from controlplane.gateway.descriptors import connections_for, open_files, raise_limit
-from controlplane.gateway.memory import give_large_blocks_back
+from controlplane.gateway.memory import calm_collector, give_large_blocks_back
 from controlplane.gateway.settings import Limits, Settings, Timeouts
 from controlplane.gateway.upstream import check_url
 from controlplane.logs import configure_log
@@ -151,14 +150,6 @@ async def _serve(settings: Settings) -> None:
         await gateway.stop()
 
 
-def _calm_collector() -> None:
-    """Requests make next to no cycles, yet each allocates a few hundred containers: by default the
-    collector would look through the kept records over and over."""
-    gc.collect()
-    gc.freeze()
-    gc.set_threshold(20_000, 20, 20)
-
-
 def main(argv: list[str] | None = None) -> int:
     """Exit code 2: a setting cannot work; 1: the address is taken."""
     raise_limit()
@@ -166,7 +157,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         settings, level = settings_from(sys.argv[1:] if argv is None else argv)
         configure_log(level, sys.stderr)
-        _calm_collector()
+        calm_collector()
         uvloop.run(_serve(settings))
     except ConfigError as error:
         print(error, file=sys.stderr)  # noqa: T201 - a CLI's error

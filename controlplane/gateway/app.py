@@ -32,6 +32,7 @@ from controlplane.gateway.bootstraps import Bootstraps
 from controlplane.gateway.cluster import Cluster
 from controlplane.gateway.encodings import unpack
 from controlplane.gateway.legs import LegSender
+from controlplane.gateway.memory import Collector
 from controlplane.gateway.metrics import CONTENT_TYPE, Extra, render
 from controlplane.gateway.operators import PATH as OPERATORS_PATH
 from controlplane.gateway.operators import Operators, check_operator
@@ -102,6 +103,7 @@ class Gateway:
         self._passing = Passing(
             self.cluster, sender, self.records, settings.gateway_id, settings.limits.max_retries
         )
+        self._collector = Collector()
         self._watch = Watch(self._context)
         self._operators = Operators(self._context, self._watch)
         self._prober = Prober(self.cluster)
@@ -182,6 +184,7 @@ class Gateway:
             self.records.sweep(now)
             self._watch.scan(now)
             self.cluster.learn()
+            self._collector.tick(now)
 
     def _load_tokenizers(self, view: View) -> None:
         """In the tokenisers' thread: 50 ms to seconds each; requests go on without meanwhile."""

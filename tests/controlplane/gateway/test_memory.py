@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
+
+import pytest
+
+from controlplane.gateway.memory import Collector
 
 PROGRAM = """
 import sys
@@ -33,3 +38,44 @@ def kept_mib(mode: str) -> int:
 def test_large_blocks_go_back_when_they_are_freed() -> None:
     assert kept_mib("on") < 8
     assert kept_mib("off") > 32, "the C library does so by itself: the module is not needed"
+
+
+CYCLES = """
+import gc, weakref
+from controlplane.gateway.memory import FULL_SECONDS, YOUNG_SECONDS, Collector, calm_collector
+
+class Node:
+    pass
+
+def cycle():
+    node = Node()
+    node.self = node
+    return weakref.ref(node)
+
+collector, freed = Collector(), []
+calm_collector()
+gc.callbacks.append(lambda phase, info: freed.append(info["generation"]) if phase == "stop" else None)
+kept = [[i] for i in range(100_000)]
+assert freed == [], "a hundred thousand kept objects cost a collection"
+gone = cycle()
+for now in (1.0, 1.0 + YOUNG_SECONDS / 2):
+    collector.tick(now)
+assert gone() is not None and freed == []
+collector.tick(1.0 + YOUNG_SECONDS)
+assert gone() is None and freed == [1]
+old = cycle()
+collector.tick(2.0 + FULL_SECONDS)
+assert old() is None and freed[-1] == 2
+"""
+
+
+def test_cycles_are_collected_on_a_schedule_and_not_by_number() -> None:
+    subprocess.run([sys.executable, "-c", CYCLES], timeout=100, check=True)
+
+
+def test_a_process_whose_collector_was_not_calmed_is_left_alone() -> None:
+    collector = Collector()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gc, "collect", lambda *_: pytest.fail("collected"))
+        collector.tick(1.0)
+        collector.tick(1e6)
