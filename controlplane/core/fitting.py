@@ -9,6 +9,7 @@ from typing import Final
 FORGETTING: Final = 0.99
 """Weight of a sample against the next one: about the last 100 count."""
 _VAGUE: Final = 1e-3
+_MOST: Final = 1e12
 _LEAST_ACTUAL_SECONDS: Final = 1e-3  # errors and weights below a millisecond say nothing
 ERRORS_KEPT: Final = 64
 
@@ -42,9 +43,14 @@ class LinearFit:
         return sum(weight * value for weight, value in zip(self.theta, x, strict=True))
 
     def observe(self, x: tuple[float, ...], y: float, weight: float = 1.0) -> None:
-        """Take one sample in. `weight` scales its error: 1 / y makes the errors relative."""
+        """Take one sample in. `weight` scales its error: 1 / y makes the errors relative.
+
+        One that no measurement brings (not finite, beyond `_MOST`) is left out: it would stay.
+        """
         if weight != 1.0:
             x, y = tuple(value * weight for value in x), y * weight
+        if not all(-_MOST < value < _MOST for value in (*x, y)):
+            return
         keep = self._forgetting
         for i, row in enumerate(self._products):
             self._targets[i] = keep * self._targets[i] + x[i] * y

@@ -25,6 +25,8 @@ _OVERHEAD_SECONDS: Final = 0.010
 _LEAST_SECONDS: Final = 1e-3
 _PRIOR_SAMPLES: Final = 1e-3
 _SHORTEST_SHARE: Final = 0.5
+MOST_SECONDS: Final = 86_400.0
+"""What is said to have taken longer, or no number at all, teaches nothing."""
 _FEW: Final = 3
 """Samples after which a fit is believed on its own."""
 
@@ -113,7 +115,7 @@ class PrefillModel:
 
     def observe(self, uncached_tokens: int, cached_tokens: int, seconds: float) -> None:
         """One finished prefill, without the time it waited behind others."""
-        if seconds < 0:
+        if not 0 <= seconds < MOST_SECONDS or min(uncached_tokens, cached_tokens) < 0:
             return
         predicted = self.predict(uncached_tokens, cached_tokens)
         if self.num_samples:
@@ -187,6 +189,8 @@ class DecodeModel:
         return base + per_running * running + per_tokens * tokens / 1000
 
     def observe_tbt(self, running: int, seconds: float, tokens: int = 0) -> None:
+        if not 0 <= seconds < MOST_SECONDS or min(running, tokens) < 0:
+            return
         if self.num_samples:
             self.calibration.observe(self.predict_tbt(running, tokens), seconds)
         weight = relative_weight(seconds, self.predict_tbt(running, tokens))
@@ -228,7 +232,7 @@ class TransferModel:
 
     def observe(self, tokens: int, seconds: float) -> None:
         """One leg's `tokens` from there."""
-        if tokens <= 0 or seconds < 0:
+        if tokens <= 0 or not 0 <= seconds < MOST_SECONDS:
             return
         if self.num_samples:
             self.calibration.observe(self.predict(tokens), seconds)

@@ -10,6 +10,7 @@ from controlplane.gateway.cluster import WorkerState
 from controlplane.gateway.encodings import TooLargeError, inflate, is_undone
 from controlplane.gateway.settings import Settings
 from controlplane.gateway.upstream import Reply, UpstreamError
+from controlplane.gateway.usage import count
 
 PassedHeaders = bytes
 _NOT_TO_CLIENT = frozenset((
@@ -237,8 +238,8 @@ class _Params(msgspec.Struct):
 
 
 class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    prompt_tokens_details: dict[str, Any] | None = None
+    prompt_tokens: Any = None
+    prompt_tokens_details: Any = None
 
 
 class _Prefilled(msgspec.Struct):
@@ -270,11 +271,12 @@ def prefill_reply(body: bytes, *, foreign: bool) -> PrefillReply:
     ours = reply.kv_transfer_params and reply.kv_transfer_params.perilune
     usage = reply.usage
     details = usage.prompt_tokens_details if usage else None
-    cached = details.get("cached_tokens") if details else None
+    if not isinstance(details, dict):
+        details = None
     return PrefillReply(
         ours.num_blocks if ours else None,
-        usage.prompt_tokens if usage else None,
-        cached if isinstance(cached, int) else None,
+        count(usage.prompt_tokens) if usage else None,
+        count(details.get("cached_tokens")) if details else None,
         params,
         details,
     )

@@ -10,7 +10,7 @@ from controlplane.gateway.relay import Relay
 from controlplane.gateway.scheduling import Plan
 from controlplane.gateway.stats import Stats
 from controlplane.gateway.telling import NOT_YET
-from controlplane.gateway.usage import read_whole
+from controlplane.gateway.usage import count, read_whole
 from controlplane.gateway.wire import Decision
 
 MIN_GAPS = 4
@@ -69,9 +69,9 @@ def read_stream(
     decision.status = "finished_length" if relay.finished_by_length else "finished_stop"
     usage = relay.usage()
     if usage is not None:
-        decision.output_tokens = usage.get("completion_tokens")
+        decision.output_tokens = count(usage.get("completion_tokens"))
         if decision.engine_prompt_tokens is None:
-            decision.engine_prompt_tokens = usage.get("prompt_tokens")
+            decision.engine_prompt_tokens = count(usage.get("prompt_tokens"))
     if decision.ttft_seconds is not None:
         stats.ttft.observe(decision.ttft_seconds)
         if decision.predicted_ttft_seconds is not None:

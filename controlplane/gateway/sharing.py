@@ -246,17 +246,19 @@ def _mark(cluster: Cluster, state: WorkerState) -> _Mark:
 
 
 def _share(cluster: Cluster, state: WorkerState, now: float) -> WorkerShare:
-    """This gateway's load at one worker."""
+    """This gateway's load at one worker. Sums of floats drift, and nobody believes in negative ones."""
     row, queue = state.row, state.prefill_queue.share(now)
     window, slots = cluster.dispatch.queue(row.id), cluster.slots
     tokens, seconds, waiting = 0, 0.0, []
     if window is not None:
-        tokens, seconds = window.running_tokens, window.running_seconds
+        tokens, seconds = window.running_tokens, max(0.0, window.running_seconds)
         if window.num_waiting:
             by_class = sorted(window.waiting_by_class().items())
-            waiting = [(rank, legs, time) for rank, (legs, time) in by_class[:MAX_CLASSES]]
+            waiting = [
+                (rank, legs, max(0.0, time)) for rank, (legs, time) in by_class[:MAX_CLASSES]
+            ]
     return WorkerShare(
-        row.id, queue.legs, queue.seconds, queue.head_seconds, queue.head_age, queue.ended,
+        row.id, queue.legs, max(0.0, queue.seconds), queue.head_seconds, queue.head_age, queue.ended,
         queue.ended_age, tokens, seconds, waiting, slots.running(row.id), slots.kv_tokens(row.id),
         slots.waiting(row.model) if row.role != "prefill" else 0,
     )  # fmt: skip

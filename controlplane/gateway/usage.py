@@ -6,11 +6,12 @@ worker says them; where nobody does, decode's figure is left out. Transfer param
 ourselves.
 """
 
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
 _NULL = b"null"
+MAX_TOKENS: Final = 2**31 - 1
 Details = dict[str, Any] | None
 """`prompt_tokens_details` as leg 1 had them; None: nobody knows."""
 
@@ -73,8 +74,8 @@ def read_whole(body: bytes, details: Details) -> ReadReply:
     raw = bytes(reply.usage)
     usage = _decode(raw) if raw.startswith(b"{") else None
     if isinstance(usage, dict):
-        read.prompt_tokens = _count(usage.get("prompt_tokens"))
-        read.completion_tokens = _count(usage.get("completion_tokens"))
+        read.prompt_tokens = count(usage.get("prompt_tokens"))
+        read.completion_tokens = count(usage.get("completion_tokens"))
         if correct(usage, details):
             read.body = _put(read.body, b'"usage"', raw, _encode(usage))
     return read
@@ -83,7 +84,7 @@ def read_whole(body: bytes, details: Details) -> ReadReply:
 def _as_it_is(body: bytes, reply: _Counted) -> ReadReply:
     last = reply.choices[-1].finish_reason if reply.choices else None
     usage = reply.usage or _Counts()
-    counts = _count(usage.prompt_tokens), _count(usage.completion_tokens)
+    counts = count(usage.prompt_tokens), count(usage.completion_tokens)
     return ReadReply(body, last == "length", *counts)
 
 
@@ -114,7 +115,7 @@ def correct(usage: dict[str, Any], details: Details) -> bool:
     """Whether `usage` had to be changed; 0 <= cached <= prompt whatever anybody says (A16)."""
     given = usage.get("prompt_tokens_details")
     before: dict[str, Any] = given if isinstance(given, dict) else {}
-    cached = _count(details.get("cached_tokens")) if details is not None else None
+    cached = count(details.get("cached_tokens")) if details is not None else None
     if details is None or cached is None:
         if before.get("cached_tokens") is None:
             return False
@@ -123,7 +124,7 @@ def correct(usage: dict[str, Any], details: Details) -> bool:
         else:
             before["cached_tokens"] = None
         return True
-    limit = _count(usage.get("prompt_tokens"))
+    limit = count(usage.get("prompt_tokens"))
     cached = max(0, cached if limit is None else min(cached, limit))
     usage["prompt_tokens_details"] = {**before, **details, "cached_tokens": cached}
     return bool(usage["prompt_tokens_details"] != given)
@@ -141,5 +142,8 @@ def _put(body: bytes, name: bytes, old: bytes, new: bytes) -> bytes:
     return body
 
 
-def _count(value: object) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) else None
+def count(value: object) -> int | None:
+    """Of tokens, as an engine says it; None where that is no such number."""
+    if not isinstance(value, int) or isinstance(value, bool):
+        return None
+    return value if 0 <= value <= MAX_TOKENS else None

@@ -4,6 +4,7 @@ every field is checked, what prefill stages is counted until decode has taken it
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Literal
@@ -15,6 +16,9 @@ NIXL_ASK = {
     "remote_block_ids": None, "remote_host": None, "remote_port": None,
 }  # fmt: skip
 MEET_SECONDS = 10.0
+
+
+USAGE = {"prompt_tokens": 32, "completion_tokens": 1, "total_tokens": 33}
 
 
 class WrongFieldError(Exception):
@@ -75,6 +79,7 @@ class ForeignEngine:
         self.dies_of_taking: Literal["", "fails", "gone"] = ""
         self.refuses = 0  # so many requests, as wrong
         self.running = 0
+        self.usage: Any = USAGE
         self._server = Server(self._handle)
 
     async def start(self) -> ForeignEngine:
@@ -160,7 +165,7 @@ class ForeignEngine:
         else:
             expect("kv_transfer_params of leg 1", params, None)
         reply = staged if self.reply_params == "own" else self.reply_params
-        exchange.send(200, {**_answer(body), "kv_transfer_params": reply})
+        exchange.send(200, {**self._answer(body), "kv_transfer_params": reply})
 
     async def _meet(self, transfer_id: str) -> None:
         """Leg 1, until it may answer."""
@@ -220,7 +225,7 @@ class ForeignEngine:
             expect("kv_transfer_params of leg 2", params, "absent")
         await self.gate.wait()
         if not body.get("stream"):
-            exchange.send(200, _answer(body))
+            exchange.send(200, self._answer(body))
             return
         exchange.start()
         for number in range(3):
@@ -229,13 +234,15 @@ class ForeignEngine:
             if self.cuts_stream:
                 exchange.reset()
                 return
+        if body.get("stream_options"):
+            last = json.dumps({"choices": [], "usage": self.usage})
+            await exchange.chunk(b"data: %b\n\n" % last.encode())
         await exchange.chunk(b"data: [DONE]\n\n")
         exchange.end()
 
-
-def _answer(body: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "id": "cmpl-1", "object": "text_completion", "model": body["model"],
-        "choices": [{"index": 0, "text": "ok", "finish_reason": "length"}],
-        "usage": {"prompt_tokens": 32, "completion_tokens": 1, "total_tokens": 33},
-    }  # fmt: skip
+    def _answer(self, body: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "id": "cmpl-1", "object": "text_completion", "model": body["model"],
+            "choices": [{"index": 0, "text": "ok", "finish_reason": "length"}],
+            "usage": self.usage,
+        }  # fmt: skip

@@ -111,8 +111,38 @@ class GatewayShare(msgspec.Struct, tag=True, frozen=True):
         )
 
 
+MAX_SECONDS: Final = 1e9
+"""An age may be that of a gateway; none is a hundred years."""
+MAX_COUNT: Final = 2**40
+
+
 def fault_of(body: TellShare) -> str:
     """What is wrong with it; "" where nothing is."""
+    return _oversize_of(body) or _odd_number_of(body)
+
+
+def _odd_number_of(body: TellShare) -> str:
+    """Who believes in less than nothing, or in what is no number, places and predicts by it."""
+    for share in body.shares:
+        for name in WorkerShare.__struct_fields__[1:]:
+            value = getattr(share, name)
+            if name == "waiting":
+                odd = next((one for one in value if not all(map(_is_sane, one))), None)
+                if odd is not None:
+                    return f"{share.worker_id}: waiting = {odd}: no load"
+            elif not _is_sane(value):
+                return f"{share.worker_id}: {name} = {value}: no load"
+    for sample in (*body.prefills, *body.decodes):
+        if not all(map(_is_sane, msgspec.structs.astuple(sample)[1:])):
+            return f"{sample}: no measurement"
+    return ""
+
+
+def _is_sane(value: float) -> bool:
+    return 0 <= value <= (MAX_COUNT if isinstance(value, int) else MAX_SECONDS)
+
+
+def _oversize_of(body: TellShare) -> str:
     if len(body.shares) > MAX_SHARES:
         return f"{len(body.shares)} workers in one message: at most {MAX_SHARES}"
     if max(len(body.prefills), len(body.decodes)) > MAX_SAMPLES:

@@ -39,6 +39,16 @@ class TestLinearFit:
         assert abs(fit.predict((1.0, 1.0))) < 1e9
         assert not bounded or min(fit.theta) >= 0
 
+    @pytest.mark.parametrize("odd", [float("nan"), float("inf"), float("-inf"), 1e300, -1e300])
+    def test_what_no_measurement_brings_is_left_out(self, odd: float) -> None:
+        fit = LinearFit((0.0, 0.0))
+        for i in range(50):
+            fit.observe((1.0, float(i % 5)), 1.0 + i % 5)
+            fit.observe((1.0, 1.0), odd)
+            fit.observe((1.0, odd), 1.0, 0.5)
+        assert fit.num_samples == 50
+        assert fit.predict((1.0, 3.0)) == pytest.approx(4.0, rel=0.01)
+
 
 def test_calibration_is_the_median_of_the_last() -> None:
     calibration = Calibration()

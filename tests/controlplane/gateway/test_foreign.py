@@ -63,6 +63,23 @@ async def running(folder: Path, handshake: str, *roles: str) -> AsyncIterator[Ri
         assert gateway.stats.in_flight == 0
 
 
+@pytest.mark.parametrize("odd", ["7", -7, 1.5, 10**30, [1], {"a": 1}, True, None])
+async def test_a39_an_engines_odd_usage_reaches_the_client_and_no_counter(
+    tmp_path: Path, odd: Any
+) -> None:
+    """A sum with a text ended the task, one with a negative number counted backwards."""
+    async with running(tmp_path, "none", "prefill", "decode") as rig:
+        usage = {"prompt_tokens": odd, "completion_tokens": odd, "prompt_tokens_details": odd}
+        for engine in rig.engines.values():
+            engine.usage = usage
+        assert (await rig.complete()).json()["usage"] == usage
+        stream = await rig.complete(stream=True, stream_options={"include_usage": True})
+        assert stream.text.endswith("data: [DONE]\n\n")
+        assert stream.status_code == 200
+        stats = rig.gateway.stats
+        assert (stats.failed, stats.output_tokens, stats.prompt_tokens) == (0, 0, 0)
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_nixl_hands_leg_2_what_leg_1_said(tmp_path: Path, stream: bool) -> None:
     async with running(tmp_path, "nixl", "prefill", "decode") as rig:

@@ -108,6 +108,19 @@ def test_messages_have_bounds() -> None:
     assert "legs" in fault_of(TellShare([], ended=["r"] * (MAX_LEGS + 1)))
 
 
+@pytest.mark.parametrize("odd", [float("nan"), float("inf"), -1.0, 1e10])
+def test_what_is_no_load_or_measurement_is_not_passed_on(odd: float) -> None:
+    """Each gateway would place and predict by it."""
+    assert "p1: seconds" in fault_of(TellShare([WorkerShare("p1", seconds=odd)]))
+    assert "p1: ended_age" in fault_of(TellShare([WorkerShare("p1", ended_age=odd)]))
+    assert "p1: waiting" in fault_of(TellShare([WorkerShare("p1", waiting=[(0, 1, odd)])]))
+    assert "p1: slots" in fault_of(TellShare([WorkerShare("p1", slots=-1)]))
+    assert "p1: kv_tokens" in fault_of(TellShare([WorkerShare("p1", kv_tokens=2**60)]))
+    assert "measurement" in fault_of(TellShare([], [PrefillSample("p1", 10, 0, odd)]))
+    assert "measurement" in fault_of(TellShare([], [PrefillSample("p1", -10, 0, 1.0)]))
+    assert "measurement" in fault_of(TellShare([], [], [DecodeSample("p1", 1, odd, 5)]))
+
+
 def test_news_that_have_not_gone_out_are_kept_with_the_next() -> None:
     """A slow reader misses no leg; of loads the last one is enough."""
     old = GatewayShare("a", [WorkerShare("p1", legs=1)], ended=["r0"])
