@@ -16,6 +16,7 @@ import msgspec
 import structlog
 
 from controlplane.gateway.answers import REASONS, AnswerError
+from controlplane.gateway.direct import Writer, writer_of
 from controlplane.gateway.settings import Limits, Timeouts
 
 log = structlog.get_logger(__name__)
@@ -62,6 +63,7 @@ class ClientConnection(asyncio.Protocol):
         self._limits = server.limits
         self._parser = httptools.HttpRequestParser(self)
         self._transport: asyncio.Transport | None = None
+        self._put: Writer | None = None  # to the transport
         self._url = b""
         self._headers: dict[bytes, bytes] = {}
         self._head_bytes = self._piece_bytes = 0
@@ -84,13 +86,14 @@ class ClientConnection(asyncio.Protocol):
     # --- transport ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
+        self._transport = made = cast("asyncio.Transport", transport)
+        self._put = writer_of(made)
         self.since = self.loop.time()
         if not self._server.add(self):
             self._refuse(503, "the gateway has too many connections; try again", "connections")
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
+        self._transport = self._put = None
         self._waiting.clear()
         self._server.remove(self)
         if self._task is not None:
@@ -176,7 +179,7 @@ class ClientConnection(asyncio.Protocol):
             self._refuse(417, f"expect = {expect.decode('latin-1')}: cannot be met", "expect")
             raise _RefusedError
         if self._task is None:
-            self._transport.write(_CONTINUE)
+            self._write(_CONTINUE)
         else:
             self._owes_continue = True
 
@@ -249,7 +252,7 @@ class ClientConnection(asyncio.Protocol):
     def raw_writer(self) -> Callable[[bytes], object]:
         """Writes pieces that are framed as chunks already. Once the client has left it does nothing,
         or raises RuntimeError: a broken transport is closed a moment before `connection_lost`."""
-        return self._write if self._transport is None else self._transport.write
+        return self._write if self._put is None else self._put
 
     @property
     def takes_chunks(self) -> bool:
@@ -280,8 +283,9 @@ class ClientConnection(asyncio.Protocol):
         return b"HTTP/1.1 %d %b\r\ncontent-type: %b\r\n%b" % (status, reason, content_type, headers)
 
     def _write(self, data: bytes) -> None:
-        if self._transport is not None and not self._transport.is_closing():
-            self._transport.write(data)
+        put, transport = self._put, self._transport
+        if put is not None and transport is not None and not transport.is_closing():
+            put(data)
 
     def _must_close(self) -> None:
         if self._request is not None:

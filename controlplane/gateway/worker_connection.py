@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, cast
 import httptools
 import msgspec
 
+from controlplane.gateway.direct import Writer, writer_of
 from controlplane.gateway.reply import Reply, UpstreamError
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class WorkerConnection(asyncio.Protocol):
         self.loop = loop
         self._parser = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
+        self._write: Writer | None = None
         self._reply: Reply | None = None
         self._pieces: list[bytes] = []
         self._message_complete = False
@@ -45,10 +47,10 @@ class WorkerConnection(asyncio.Protocol):
         return self._transport is not None and not self._transport.is_closing()
 
     def send(self, request: bytes, *, wants_piece: bool = False) -> Reply:
-        assert self._transport is not None
+        assert self._write is not None
         self.got_bytes = self._message_complete = False
         reply = self._reply = Reply(self, wants_piece=wants_piece)
-        self._transport.write(request)
+        self._write(request)
         return reply
 
     def splice_by(self, splice: Callable[[bytes], bool] | None) -> None:
@@ -74,10 +76,11 @@ class WorkerConnection(asyncio.Protocol):
     # --- transport ---
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast("asyncio.Transport", transport)
+        self._transport = made = cast("asyncio.Transport", transport)
+        self._write = writer_of(made)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = None
+        self._transport = self._write = None
         self.pool.lost(self)
         reply, self._reply = self._reply, None
         if reply is None:
