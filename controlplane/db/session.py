@@ -7,8 +7,10 @@ be held open across a network call or a stream: a viewer costs no connection.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+import sqlite3
+import weakref
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engin
 from workers.core.errors import ConfigError
 
 WRITE_WAIT_SECONDS = 10.0
+COMMIT_SECONDS = 20.0
+"""For a server that is gone; SQLite's thread cannot be stopped, its callers have bounds of their own."""
 POOL_SIZE = 5
 BUSY_TIMEOUT_MS = 5000
 CONNECT_TIMEOUT_SECONDS = 5
@@ -86,6 +90,29 @@ def prepare_sqlite(engine: Engine, *, foreign_keys: bool = True) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
+class SqliteConnection(sqlite3.Connection):
+    """Closed means closed.
+
+    SQLite keeps a closed connection alive while one of its statements has rows left to read. A
+    cancelled SELECT leaves such a one: its transaction, and the write lock with it, would stay open
+    until Python's garbage collector found the cursor ("zombie" in https://sqlite.org/c3ref/close.html).
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._cursors: weakref.WeakSet[sqlite3.Cursor] = weakref.WeakSet()
+
+    def cursor(self, factory: Any = sqlite3.Cursor) -> Any:
+        cursor = super().cursor(factory)
+        self._cursors.add(cursor)
+        return cursor
+
+    def close(self) -> None:
+        for cursor in list(self._cursors):
+            cursor.close()
+        super().close()
+
+
 @dataclass(slots=True)
 class Transaction:
     """One write: its session, and what to tell the world once it is committed."""
@@ -111,7 +138,9 @@ class Database:
     def __init__(self, url: URL) -> None:
         self.dialect = url.get_backend_name()
         arguments: dict[str, Any] = (
-            {} if self.dialect == "sqlite" else {"connect_timeout": CONNECT_TIMEOUT_SECONDS}
+            {"factory": SqliteConnection}
+            if self.dialect == "sqlite"
+            else {"connect_timeout": CONNECT_TIMEOUT_SECONDS}
         )
         self.engine: AsyncEngine = create_async_engine(
             url,
@@ -124,6 +153,7 @@ class Database:
         self._writer = self.engine.execution_options(**{WRITE_OPTION: True})
         # SQLite has one writer: waiting here is fair, waiting in its busy handler is not
         self._write_lock = asyncio.Lock() if self.dialect == "sqlite" else None
+        self._ending: set[asyncio.Task[None]] = set()
         if self.dialect == "sqlite":
             prepare_sqlite(self.engine.sync_engine)
 
@@ -134,23 +164,61 @@ class Database:
 
     @asynccontextmanager
     async def write(self) -> AsyncIterator[Transaction]:
-        """Commit when the block ends well, roll back when it does not. Waits at most 10 s."""
-        async with AsyncExitStack() as stack:
+        """Commit when the block ends well, roll back when it does not. Waits at most 10 s.
+
+        A commit that has begun is not cut short: whoever is cancelled meanwhile leaves, and what
+        was to be told is told once it is known how it ended.
+        """
+        if self._write_lock is not None:
+            # not wait_for: it loses a cancellation that comes as the lock is had
+            async with asyncio.timeout(WRITE_WAIT_SECONDS):
+                await self._write_lock.acquire()
+        session = AsyncSession(self._writer, expire_on_commit=False, autoflush=False)
+        transaction = Transaction(session)
+        try:
+            yield transaction
+        except BaseException:
+            transaction.end(committed=False)
+            await self._to_its_end(self._leave(session))
+            raise
+        await self._to_its_end(self._commit(transaction))
+
+    async def _commit(self, transaction: Transaction) -> None:
+        try:
+            async with asyncio.timeout(None if self.dialect == "sqlite" else COMMIT_SECONDS):
+                await transaction.session.commit()
+        except BaseException:
+            transaction.end(committed=False)
+            raise
+        else:
+            transaction.end(committed=True)
+        finally:
+            await self._leave(transaction.session)
+
+    async def _leave(self, session: AsyncSession) -> None:
+        """Roll back what is open; the next writer comes when that is done."""
+        try:
+            await session.close()
+        finally:
             if self._write_lock is not None:
-                # not wait_for: it loses a cancellation that comes as the lock is had
-                async with asyncio.timeout(WRITE_WAIT_SECONDS):
-                    await self._write_lock.acquire()
-                stack.callback(self._write_lock.release)
-            session = AsyncSession(self._writer, expire_on_commit=False, autoflush=False)
-            await stack.enter_async_context(session)
-            transaction = Transaction(session)
-            try:
-                yield transaction
-                await session.commit()
-            except BaseException:
-                transaction.end(committed=False)
-                raise
-        transaction.end(committed=True)
+                self._write_lock.release()
+
+    async def _to_its_end(self, work: Coroutine[Any, Any, None]) -> None:
+        """Await a task of our own: a cancellation of the caller does not reach it."""
+        task = asyncio.create_task(work)
+        self._ending.add(task)
+        task.add_done_callback(self._ended)
+        await asyncio.shield(task)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._ending.discard(task)
+        if not task.cancelled():
+            task.exception()  # looked at: the caller may have left
 
     async def close(self) -> None:
+        """Wait, bounded, for writes that are being ended; then end the pool."""
+        if self._ending:
+            _, late = await asyncio.wait(set(self._ending), timeout=WRITE_WAIT_SECONDS)
+            for task in late:
+                task.cancel()
         await self.engine.dispose()
