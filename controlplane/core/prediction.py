@@ -25,6 +25,8 @@ _OVERHEAD_SECONDS: Final = 0.010
 _LEAST_SECONDS: Final = 1e-3
 _PRIOR_SAMPLES: Final = 1e-3
 _SHORTEST_SHARE: Final = 0.5
+MOST_REFUSED: Final = 8
+"""In a row: a fit far too high would refuse all that could mend it."""
 MOST_SECONDS: Final = 86_400.0
 """What is said to have taken longer, or no number at all, teaches nothing."""
 _FEW: Final = 3
@@ -80,6 +82,7 @@ class PrefillModel:
     def __init__(self, prior: PrefillPrior | None = None) -> None:
         self._start(prior or PrefillPrior())
         self.calibration = Calibration()
+        self._refused_in_a_row = 0
 
     def _start(self, prior: PrefillPrior) -> None:
         values = (prior.base, prior.per_computed, prior.per_cached, prior.per_attended)
@@ -106,12 +109,15 @@ class PrefillModel:
         u, c = uncached_tokens / 1000, cached_tokens / 1000
         return base + per_computed * u + per_cached * c + per_attended * u * (u + 2 * c)
 
-    def is_too_short(self, uncached_tokens: int, cached_tokens: int, seconds: float) -> bool:
+    def refuses(self, uncached_tokens: int, cached_tokens: int, seconds: float) -> bool:
         """Of a leg whose beginning is known by hearsay: so much less than it should take that the
-        news of the leg before it came late."""
-        if not self.num_samples:
+        news of the leg before it came late. Where nearly all are such, the prediction is wrong."""
+        least = _SHORTEST_SHARE * self.predict(uncached_tokens, cached_tokens)
+        if not self.num_samples or seconds >= least:
+            self._refused_in_a_row = 0
             return False
-        return seconds < _SHORTEST_SHARE * self.predict(uncached_tokens, cached_tokens)
+        self._refused_in_a_row += 1
+        return self._refused_in_a_row <= MOST_REFUSED
 
     def observe(self, uncached_tokens: int, cached_tokens: int, seconds: float) -> None:
         """One finished prefill, without the time it waited behind others."""

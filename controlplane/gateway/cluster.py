@@ -76,7 +76,7 @@ class WorkerState:
     def prefilled(self, uncached_tokens: int, cached_tokens: int, seconds: float) -> None:
         """A sample for `learn`; of many in a short time the last ones count."""
         sample = (uncached_tokens, cached_tokens, seconds)
-        if self.prefill_queue.is_shared and self.prefill_times.is_too_short(*sample):
+        if self.prefill_queue.is_shared and self.prefill_times.refuses(*sample):
             return
         self._prefilled.append(sample)
         self.untold_prefills.append(sample)

@@ -283,7 +283,7 @@ class PlacementSim:
         is_new = not known.times.num_samples
         if known.queue.is_vague or (is_new and known.queue.is_hearsay):
             return
-        if known.queue.is_shared and known.times.is_too_short(*sample):
+        if known.queue.is_shared and known.times.refuses(*sample):
             return
         _learn(gateway, worker, sample, now)
         if "samples" in self._cluster.tells:

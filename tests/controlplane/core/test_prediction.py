@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.core.prediction import (
+    MOST_REFUSED,
     DecodeModel,
     Predictor,
     PrefillModel,
@@ -130,12 +131,27 @@ class TestPrefillModel:
 
 def test_hearsay_halves_no_scale() -> None:
     model = PrefillModel()
-    assert not model.is_too_short(1000, 0, 1e-3)
+    assert not model.refuses(1000, 0, 1e-3)
     for _ in range(3):
         model.observe(1000, 0, 0.2)
-    assert model.is_too_short(1000, 0, 0.05)
-    assert not model.is_too_short(1000, 0, 0.15)
-    assert not model.is_too_short(1000, 0, 2.0)
+    assert model.refuses(1000, 0, 0.05)
+    assert not model.refuses(1000, 0, 0.15)
+    assert not model.refuses(1000, 0, 2.0)
+
+
+def test_a_fit_far_too_high_comes_down_though_only_hearsay_is_left() -> None:
+    """Its first samples were those of an engine that still compiled."""
+    model = PrefillModel()
+    for _ in range(3):
+        model.observe(1000, 0, 5.0)
+    for _ in range(400):
+        if not model.refuses(1000, 0, 0.2):
+            model.observe(1000, 0, 0.2)
+    assert model.predict(1000, 0) < 0.4
+    late = [model.refuses(1000, 0, 0.01) for _ in range(MOST_REFUSED)]
+    assert all(late)
+    assert not model.refuses(1000, 0, 0.2)  # one that is as it should be: late news again
+    assert model.refuses(1000, 0, 0.01)
 
 
 def test_tbt_grows_with_what_runs() -> None:
