@@ -49,12 +49,8 @@ class JobRunner:
                 continue
             async with self._plane.db.write() as tx:
                 await self._plane.jobs.start(tx, job)
-            task = asyncio.create_task(self._run(job), name=f"job-{job.id}")
-            self._tasks[job.id] = task
-            task.add_done_callback(partial(self._ended, job.id))
-            job.stop = task.cancel
-            if job.cancelling:  # while the database was being told
-                task.cancel()
+                # with the commit: this pass may be cut short before it would come to it
+                tx.after_commit(partial(self._launch, job))
 
     async def wait(self) -> None:
         """Until nothing runs; for tests."""
@@ -67,9 +63,21 @@ class JobRunner:
         if self._tasks:
             await asyncio.wait(list(self._tasks.values()), timeout=STOP_SECONDS)
 
+    def _launch(self, job: LiveJob) -> None:
+        task = asyncio.create_task(self._run(job), name=f"job-{job.id}")
+        self._tasks[job.id] = task
+        task.add_done_callback(partial(self._ended, job.id))
+
     async def _run(self, job: LiveJob) -> None:
         context = self._context(job)
-        state, outcome = await self._outcome(job, context)
+        state: JobState = "cancelled"
+        outcome = Outcome()
+        if not job.cancelling:  # while the database was being told
+            task = asyncio.current_task()
+            assert task is not None
+            job.stop = task.cancel
+            state, outcome = await self._outcome(job, context)
+        job.stop = None  # too late: what it did is being recorded
         if job.cancelling:
             state = "cancelled"
             outcome = Outcome({"nodes": context.by_node}, context.undo)

@@ -6,6 +6,7 @@ import asyncio
 import json
 
 import pytest
+from cutting import cut
 
 from controlplane.cache import operations
 from controlplane.cache.context import OperationError
@@ -277,3 +278,44 @@ class TestBounds:
 
 async def _ends_at_once(context):
     return Outcome()
+
+
+class TestCutShort:
+    async def test_a_pass_that_is_cut_short_anywhere_loses_no_job(self, both, runner, operation):
+        for at in range(1, 100):
+            [job] = await queue(both)
+            went_on = await cut(runner.step(), at)
+            async with asyncio.timeout(20):
+                while operation.running == 0:
+                    await runner.step()
+                    await asyncio.sleep(0.01)
+            operation.gate.set()
+            await runner.wait()
+            operation.gate.clear()
+            assert (await both.get(f"/jobs/{job.id}"))["state"] == "done", f"cut at wait {at}"
+            if not went_on:
+                break
+        assert at > 4, "it was cut at hardly any place"
+
+    async def test_cancelled_while_its_end_is_written(self, api, operation):
+        """Too late: it is recorded as it ended, and is not cancelling for ever."""
+        runner = JobRunner(api.plane)
+        [job] = await queue(api)
+        await runner.step()
+        async with api.plane.db.write() as tx:
+            operation.gate.set()
+            async with asyncio.timeout(20):
+                while operation.running or api.plane.jobs.live[job.id].stop is not None:
+                    await asyncio.sleep(0.01)
+            await api.plane.jobs.cancel(tx, job.id, actor="ana", request_id="", reason="")
+        await runner.wait()
+        assert (await api.get(f"/jobs/{job.id}"))["state"] == "done"
+        assert not api.plane.jobs.live
+
+    async def test_cancelled_before_its_first_step(self, both, runner, operation):
+        [job] = await queue(both)
+        await runner.step()
+        async with both.plane.db.write() as tx:
+            await both.plane.jobs.cancel(tx, job.id, actor="ana", request_id="", reason="")
+        await runner.wait()
+        assert (await both.get(f"/jobs/{job.id}"))["state"] == "cancelled"
