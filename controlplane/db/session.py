@@ -90,6 +90,17 @@ def prepare_sqlite(engine: Engine, *, foreign_keys: bool = True) -> None:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
 
 
+def prepare_postgres(engine: Engine) -> None:
+    """A lock that another session holds is waited for as long as SQLite's."""
+
+    @event.listens_for(engine, "connect")
+    def _connect(connection: Any, _record: object) -> None:
+        cursor = connection.cursor()
+        cursor.execute(f"SET lock_timeout = {BUSY_TIMEOUT_MS}")
+        cursor.close()
+        connection.commit()
+
+
 class SqliteConnection(sqlite3.Connection):
     """Closed means closed.
 
@@ -151,11 +162,12 @@ class Database:
             connect_args=arguments,
         )
         self._writer = self.engine.execution_options(**{WRITE_OPTION: True})
-        # SQLite has one writer: waiting here is fair, waiting in its busy handler is not
-        self._write_lock = asyncio.Lock() if self.dialect == "sqlite" else None
+        # SQLite has one writer: waiting here is fair, waiting in its busy handler is not.
+        # Elsewhere writers that wait for locks of others leave connections to the readers.
+        self._turns = asyncio.Semaphore(1 if self.dialect == "sqlite" else POOL_SIZE)
         self._ending: set[asyncio.Task[None]] = set()
-        if self.dialect == "sqlite":
-            prepare_sqlite(self.engine.sync_engine)
+        prepare = prepare_sqlite if self.dialect == "sqlite" else prepare_postgres
+        prepare(self.engine.sync_engine)
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncSession]:
@@ -169,10 +181,9 @@ class Database:
         A commit that has begun is not cut short: whoever is cancelled meanwhile leaves, and what
         was to be told is told once it is known how it ended.
         """
-        if self._write_lock is not None:
-            # not wait_for: it loses a cancellation that comes as the lock is had
-            async with asyncio.timeout(WRITE_WAIT_SECONDS):
-                await self._write_lock.acquire()
+        # not wait_for: it loses a cancellation that comes as the turn is had
+        async with asyncio.timeout(WRITE_WAIT_SECONDS):
+            await self._turns.acquire()
         session = AsyncSession(self._writer, expire_on_commit=False, autoflush=False)
         transaction = Transaction(session)
         try:
@@ -200,8 +211,7 @@ class Database:
         try:
             await session.close()
         finally:
-            if self._write_lock is not None:
-                self._write_lock.release()
+            self._turns.release()
 
     async def _to_its_end(self, work: Coroutine[Any, Any, None]) -> None:
         """Await a task of our own: a cancellation of the caller does not reach it."""

@@ -116,10 +116,9 @@ async def test_a_cancellation_that_comes_with_the_lock_is_not_lost(sqlite_url):
             task = asyncio.create_task(write_for_ever())
             for _ in range(5):
                 await asyncio.sleep(0)
-            assert db._write_lock is not None
-            db._write_lock.release()  # the waiter has it from now on, and has not run yet
+            db._turns.release()  # the waiter has it from now on, and has not run yet
             task.cancel()
-            await db._write_lock.acquire()
+            await db._turns.acquire()
         done, _ = await asyncio.wait([task], timeout=20)
         assert done, "it runs on"
         assert task.cancelled()
