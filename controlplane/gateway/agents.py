@@ -13,6 +13,7 @@ import structlog
 
 from controlplane.feed import Feed
 from controlplane.gateway.cluster import Cluster
+from controlplane.gateway.lasting import lasting
 from controlplane.gateway.sharing import TELL_SECONDS, Neighbours, Sharing
 from controlplane.gateway.wire import View, ViewModel, ViewNode, ViewWorker
 from workers.client import AsyncAgentClient, make_hello
@@ -71,7 +72,7 @@ class Agents:
         self._followed: dict[str, _Followed] = {}
         self._loop = asyncio.get_running_loop()
         self._sharing = Sharing(cluster)
-        self._telling = self._loop.create_task(self._tell_others())
+        self._telling = self._loop.create_task(lasting("telling", self._tell_others))
         cluster.on_view.append(self.follow_view)
         for address in fixed:
             self._follow(address)
@@ -153,12 +154,13 @@ class Agents:
         feed = Feed(client, self._cluster.index, self._on_leg, partial(self._hear, address))
         followed = _Followed(address, client, feed, neighbours=neighbours)
         self._followed[address] = followed
-        for loop in (
-            followed.feed.run(),
-            self._send_releases(followed),
-            self._read_stats(followed),
+        for name, run in (
+            ("events", followed.feed.run),
+            ("releases", partial(self._send_releases, followed)),
+            ("statistics", partial(self._read_stats, followed)),
         ):
-            followed.tasks.append(self._loop.create_task(loop))
+            task = self._loop.create_task(lasting(f"{name} of {address}", run))
+            followed.tasks.append(task)
 
     def _hear(self, address: str, told: GatewayShare) -> None:
         """Of another gateway."""

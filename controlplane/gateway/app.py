@@ -4,7 +4,8 @@ import asyncio
 import contextlib
 import hashlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from itertools import count
 from time import monotonic
 from urllib.parse import unquote
@@ -31,6 +32,7 @@ from controlplane.gateway.bodies import (
 from controlplane.gateway.bootstraps import Bootstraps
 from controlplane.gateway.cluster import Cluster
 from controlplane.gateway.encodings import unpack
+from controlplane.gateway.lasting import lasting, regularly
 from controlplane.gateway.legs import LegSender
 from controlplane.gateway.memory import Collector
 from controlplane.gateway.metrics import CONTENT_TYPE, Extra, render
@@ -123,8 +125,8 @@ class Gateway:
         if self.settings.static_view:
             self.cluster.apply(load_static(self.settings.static_view))
         await self.server.start(self.settings.host, self.settings.port)
-        self._tasks.append(self._loop.create_task(self._housekeeping()))
-        self._tasks.append(self._loop.create_task(self._prober.run()))
+        self._keep_house()
+        self._last("prober", self._prober.run)
         if self.settings.control_plane:
             self._start_control_plane()
 
@@ -135,8 +137,8 @@ class Gateway:
         self._reporter = Reporter(
             self._client, settings.gateway_id, self.url, self.records, self._report_stats
         )
-        self._tasks.append(self._loop.create_task(self._follower.run()))
-        self._tasks.append(self._loop.create_task(self._reporter.run()))
+        self._last("view", self._follower.run)
+        self._last("reports", self._reporter.run)
 
     async def stop(self, drain_seconds: float | None = None) -> None:
         """Drain (bounded), send the last report, end every task. Idempotent."""
@@ -177,14 +179,19 @@ class Gateway:
         self.cluster.apply(view)
         log.info("static_reread", workers=len(view.workers), revision=view.revision)
 
-    async def _housekeeping(self) -> None:
-        while True:
-            await asyncio.sleep(HOUSEKEEPING_SECONDS)
-            now = monotonic()
-            self.records.sweep(now)
-            self._watch.scan(now)
-            self.cluster.learn()
-            self._collector.tick(now)
+    def _keep_house(self) -> None:
+        """Apart: what fails in one does not stop the others."""
+        steps: dict[str, Callable[[float], None]] = {
+            "records": self.records.sweep,
+            "watch": self._watch.scan,
+            "learning": lambda _now: self.cluster.learn(),
+            "collector": self._collector.tick,
+        }
+        for name, step in steps.items():
+            self._last(name, partial(regularly, HOUSEKEEPING_SECONDS, step))
+
+    def _last(self, name: str, run: Callable[[], Awaitable[None]]) -> None:
+        self._tasks.append(self._loop.create_task(lasting(name, run)))
 
     def _load_tokenizers(self, view: View) -> None:
         """In the tokenisers' thread: 50 ms to seconds each; requests go on without meanwhile."""

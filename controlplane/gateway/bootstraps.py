@@ -12,6 +12,7 @@ import structlog
 
 from controlplane.core.handshake import Bootstrap
 from controlplane.gateway.api_client import ApiClient
+from controlplane.gateway.lasting import lasting
 from controlplane.gateway.upstream import UpstreamError
 from controlplane.gateway.wire import View, ViewWorker
 
@@ -60,7 +61,7 @@ class Bootstraps:
         for gone in self._clients.keys() - addresses:
             self._clients.pop(gone).close()
         if self._rows and self._task is None:
-            self._task = asyncio.get_running_loop().create_task(self._run())
+            self._task = asyncio.get_running_loop().create_task(lasting("bootstraps", self._run))
         self._news.set()
 
     def ask_again(self) -> None:

@@ -90,7 +90,7 @@ class Reporter:
         encoded: list[msgspec.Raw] = []
         while some := self._records.take(min(AT_ONCE, MAX_PER_REPORT - len(decisions))):
             decisions += some
-            encoded += [msgspec.Raw(_encode(decision)) for decision in some]
+            encoded += [raw for decision in some if (raw := _encoded_one(decision)) is not None]
             await asyncio.sleep(0)
         return encoded
 
@@ -98,3 +98,12 @@ class Reporter:
         revision, stats = self._stats()
         report = Report(self._url, os.getpid(), revision, stats, decisions)
         return await self._client.call("POST", self._path, _encode(report), seconds=TIMEOUT_SECONDS)
+
+
+def _encoded_one(decision: Decision) -> msgspec.Raw | None:
+    """None: one of no use must not keep all the others back."""
+    try:
+        return msgspec.Raw(_encode(decision))
+    except Exception:
+        log.exception("record_left_out", request=decision.request_id)
+        return None

@@ -58,5 +58,9 @@ class ViewFollower:
         view = _decoder.decode(body)
         if view.boot_id == self._boot_id and view.revision == self._revision:
             return
-        self._apply(view)
+        try:
+            self._apply(view)
+        except Exception as error:
+            log.exception("view_not_applied", revision=view.revision)
+            raise ValueError(f"its view {view.revision} cannot be applied: {error!r}") from error
         self._revision, self._boot_id = view.revision, view.boot_id
