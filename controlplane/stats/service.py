@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import partial
 
 from sqlalchemy.ext.asyncio import AsyncSession
 
@@ -24,6 +26,8 @@ from controlplane.stats.window import STEP_SECONDS, WINDOW_SECONDS, Frame, Windo
 KEEP_SECONDS = {1: 3600, STEP_SECONDS: 86_400}
 MAX_WAITING = 200_000
 """Points kept for a database that does not answer: some minutes of a large cluster."""
+POINTS_A_WRITE = 4000
+"""Well under a second of the write lock."""
 
 
 @dataclass(slots=True)
@@ -84,14 +88,19 @@ class StatsService:
         }
 
     async def flush(self, db: Database) -> None:
-        """Write what waits, in one transaction. What is not written waits for the next time."""
-        points = list(self._waiting)
-        if not points:
-            return
-        async with db.write() as tx:
-            await repository.save(tx.session, points)
-        for _ in range(min(len(points), len(self._waiting))):
-            self._waiting.popleft()
+        """Write what waits now, a piece at a time: after an outage there may be a lot, other
+        writers come in between, and what was written need not be written again. The rest waits."""
+        for _ in range(math.ceil(len(self._waiting) / POINTS_A_WRITE)):
+            points = list(itertools.islice(self._waiting, POINTS_A_WRITE))
+            async with db.write() as tx:
+                await repository.save(tx.session, points)
+                tx.after_commit(partial(self._written, points))
+
+    def _written(self, points: list[Point]) -> None:
+        """The oldest may have made room for new ones meanwhile."""
+        for point in points:
+            if self._waiting and self._waiting[0] is point:
+                self._waiting.popleft()
 
     async def prune(self, session: AsyncSession) -> None:
         now = int(self.clock.now().timestamp())

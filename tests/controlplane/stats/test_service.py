@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import deque
 from datetime import timedelta
 
 import pytest
 
 from controlplane.gateways.schemas import HISTOGRAM_BOUNDS_SECONDS
+from controlplane.stats import repository
+from controlplane.stats import service as stats_service
+from controlplane.stats.bucket import new_bucket
+from controlplane.stats.repository import Point
 
 NONE = [0] * (len(HISTOGRAM_BOUNDS_SECONDS) + 1)
 
@@ -218,3 +224,49 @@ async def test_overview_says_what_changed_and_since_when(api):
     assert first["since"] == second_look["since"]
     api.clock.advance(3600)
     assert (await api.get("/overview"))["changes"] == []
+
+
+class TestBacklog:
+    """The database was away for a while: what waits is written a piece at a time."""
+
+    @pytest.fixture
+    def service(self, both, monkeypatch):
+        monkeypatch.setattr(stats_service, "POINTS_A_WRITE", 10)
+        made = stats_service.StatsService(both.clock)
+        made._waiting = deque(self.points(0, 45), maxlen=45)
+        return made
+
+    @staticmethod
+    def points(first, number):
+        return [Point(1, "cluster", at, new_bucket()) for at in range(first, first + number)]
+
+    @staticmethod
+    async def written(api):
+        async with api.plane.db.read() as session:
+            return [p.at for p in await repository.between(session, 1, None, 0, 1000)]
+
+    async def test_a_pass_that_is_cut_short_has_done_its_part(self, both, service, eventually):
+        task = asyncio.create_task(service.flush(both.plane.db))
+        async with asyncio.timeout(20):
+            while len(service._waiting) == 45:
+                await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.wait([task])
+        await eventually(lambda: not both.plane.db._ending)
+        assert 0 < len(service._waiting) < 45
+        await service.flush(both.plane.db)
+        assert not service._waiting
+        assert await self.written(both) == list(range(45))
+
+    async def test_what_comes_meanwhile_is_not_taken_for_written(self, both, service, monkeypatch):
+        save = repository.save
+
+        async def slow_save(session, points):
+            monkeypatch.setattr(repository, "save", save)
+            service._waiting.extend(self.points(45, 15))  # 0 to 14 make room
+            await save(session, points)
+
+        monkeypatch.setattr(repository, "save", slow_save)
+        while service._waiting:
+            await service.flush(both.plane.db)
+        assert await self.written(both) == [*range(10), *range(15, 60)]
