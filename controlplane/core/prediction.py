@@ -50,7 +50,7 @@ PrefillSample = tuple[int, int, float]
 """Computed tokens, cached tokens, seconds."""
 BATCH_SECONDS: Final = 0.030
 BATCH_SHARE: Final = 0.25
-"""Legs that end so soon after another's, and in so much less than they need, were computed with it."""
+"""Legs that end so soon after another's, and in so much less a token, were computed with it."""
 
 
 class PrefillPrior(msgspec.Struct, frozen=True):
@@ -133,17 +133,18 @@ class PrefillModel:
         self._fit.observe((1.0, u, c, u * (u + 2 * c)), seconds, weight)
 
 
-def join_batches(model: PrefillModel, samples: Iterable[PrefillSample]) -> list[PrefillSample]:
+def join_batches(samples: Iterable[PrefillSample]) -> list[PrefillSample]:
     """Engines compute several prompts in one step, whose legs end together: the first of them seems
     to have taken all the time and the others none. Such are one sample with the one before."""
     joined: list[PrefillSample] = []
     for uncached, cached, seconds in samples:
-        share = seconds / max(model.predict(uncached, cached), _LEAST_SECONDS)
-        if joined and share < BATCH_SHARE and seconds < BATCH_SECONDS:
-            before = joined.pop()
-            joined.append((before[0] + uncached, before[1] + cached, before[2] + seconds))
-        else:
-            joined.append((uncached, cached, seconds))
+        if joined and seconds < BATCH_SECONDS:
+            before = joined[-1]
+            usual = before[2] * uncached / max(1, before[0])
+            if seconds < BATCH_SHARE * usual:
+                joined[-1] = (before[0] + uncached, before[1] + cached, before[2] + seconds)
+                continue
+        joined.append((uncached, cached, seconds))
     return joined
 
 

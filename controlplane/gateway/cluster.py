@@ -106,7 +106,7 @@ class WorkerState:
 
     def learn(self) -> None:
         """Fit the predictions to the samples: off the request path, a few times a second."""
-        for sample in join_batches(self.prefill_times, self._prefilled):
+        for sample in join_batches(self._prefilled):
             self.prefill_times.observe(*sample)
         self._prefilled.clear()
         while self._decoded:

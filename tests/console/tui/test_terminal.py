@@ -186,6 +186,11 @@ def test_three_sizes_a_policy_and_a_rejection(plane: Plane, terminal: Terminal) 
     terminal.send(CONSOLE, "Enter")
     for columns, rows in ((80, 24), (120, 40), (200, 60)):
         terminal.size(columns, rows)
+        # Drawn for this size, before the next one comes.
+        wait(
+            lambda columns=columns: columns - 41 < max(map(len, terminal.text().splitlines())),
+            lambda: f"not drawn anew:\n{terminal.text()}",
+        )
         shown = terminal.until(
             "demo  LIVE", "hit 60.0 %", "480/1,000 MiB", "requests, last min", "1 / 1"
         )

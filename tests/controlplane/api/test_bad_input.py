@@ -150,7 +150,7 @@ class TestToken:
         for path, methods in paths.items():
             for method in set(methods) - {"get"}:
                 url = path.format(**dict.fromkeys(
-                    ("node_id", "worker_id", "model_id", "gateway_id", "scope"), "x"
+                    ("node_id", "worker_id", "model_id", "gateway_id", "request_id", "scope"), "x"
                 ), kind="slo", key_id=1, job_id=1)  # fmt: skip
                 response = await api.anonymous.request(method.upper(), url, headers=headers)
                 assert response.status_code == 401, (method, url)

@@ -191,7 +191,7 @@ def taught_by_batches(rng: random.Random, batch: int) -> PrefillModel:
         whole = 0.1 + sum(prompts) / 20_000
         ends = [whole, *(rng.uniform(0.0, 0.003) for _ in prompts[1:])]
         samples = [(tokens, 0, end) for tokens, end in zip(prompts, ends, strict=True)]
-        for sample in join_batches(model, samples):
+        for sample in join_batches(samples):
             model.observe(*sample)
     return model
 

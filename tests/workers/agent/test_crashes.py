@@ -32,8 +32,10 @@ def restart(agent: Any, *workers: Any) -> None:
 
 
 def test_slots_being_written_when_the_agent_died_rest_for_a_lease(
-    agent: Any, make_tenant: MakeTenant
+    make_agent: Callable[..., Any], make_tenant: MakeTenant
 ) -> None:
+    # Long enough for all up to the late writer on a busy machine.
+    agent = make_agent("--lease-seconds", "5").start()
     worker = make_tenant(agent)
     done, half = worker.chain("done"), worker.chain("half")
     worker.store(done)
