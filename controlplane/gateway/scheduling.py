@@ -147,7 +147,7 @@ class Scheduler:
         first one that fits one with a free slot in front, and the decode workers that fit it.
         Where none fits now, decode computes prompts."""
         slots, workers = self._cluster.slots, self._cluster.workers
-        free = [state for state in decode if slots.running(state.row.id) < state.decode_cap]
+        free = [state for state in decode if slots.room(state.row.id, state.decode_cap) > 0]
         usable = [one for one in ordered if _fits(workers, one, decode)]
         if not usable:
             return [], decode
