@@ -18,7 +18,7 @@ import psutil
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from controlplane.bench.gateway_load import MODEL, Kind
-from controlplane.bench.processes import free_port, wait_port, wait_socket
+from controlplane.bench.processes import ROOT, free_port, running, wait_port, wait_socket
 from controlplane.bench.tokenise import TEXT
 from controlplane.gateway.bodies import parse
 from controlplane.gateway.prompts import PromptTokenizer
@@ -28,11 +28,9 @@ from workers.core.hashing import block_hashes, namespace_digest, root_hash
 from workers.core.messages import StoredSlot
 from workers.core.stats_messages import NamespaceSpec
 
-ROOT: Final = Path(__file__).resolve().parents[2]
 PEER_PROGRAM: Final = ROOT / ".venv-peers" / "bin" / "vllm-router"
 PEER_POLICY: Final = "cache_aware"
 START_SECONDS: Final = 60.0
-STOP_SECONDS: Final = 10.0
 NODE: Final = "n1"
 BLOCK_TOKENS: Final = 64
 _SLOT_BYTES: Final = 2048
@@ -84,7 +82,7 @@ class Proxy:
 def upstream(view: Path) -> Iterator[Ports]:
     """The canned ones; `view` may be written until a gateway starts."""
     command = [sys.executable, "-m", "controlplane.bench.upstream", str(view)]
-    with _process(command, stdout=subprocess.PIPE) as process:
+    with running(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         readable, _, _ = select.select([process.stdout], [], [], START_SECONDS)
         line = process.stdout.readline() if readable else b""
@@ -105,7 +103,7 @@ def agent(folder: Path) -> Iterator[str]:
     ]  # fmt: skip
     with (folder / "agent.log").open("wb") as log:
         try:
-            with _process(command, stdout=log, stderr=log) as process:
+            with running(command, stdout=log, stderr=log) as process:
                 wait_socket(path, process, START_SECONDS)
                 yield f"unix:{path}"
         finally:
@@ -165,7 +163,7 @@ def gateway(ports: Ports) -> Iterator[Proxy]:
     command = [sys.executable, "-m", "controlplane.gateway", "--port", str(port),
                "--control-plane", f"http://127.0.0.1:{ports.control_plane}",
                "--log-level", "warning"]  # fmt: skip
-    with _process(command) as process:
+    with running(command) as process:
         wait_port(port, process, START_SECONDS)
         proxy = Proxy(port, psutil.Process(process.pid))
         deadline = time.monotonic() + START_SECONDS
@@ -196,7 +194,7 @@ def peer(ports: Ports) -> Iterator[Proxy]:
         "--decode", f"http://127.0.0.1:{ports.decode}", "--log-level", "warning",
         "--prometheus-port", str(free_port()),
     ]  # fmt: skip
-    with _process(command, stdout=subprocess.DEVNULL) as process:
+    with running(command, stdout=subprocess.DEVNULL) as process:
         wait_port(port, process, START_SECONDS)
         yield Proxy(port, psutil.Process(process.pid))
 
@@ -214,19 +212,3 @@ def make_model(folder: Path) -> Path:
     template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     (folder / "chat_template.jinja").write_text(template)
     return folder
-
-
-@contextmanager
-def _process(command: list[str], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, **options)
-    try:
-        yield process
-    finally:
-        process.terminate()
-        try:
-            process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        if process.stdout is not None:
-            process.stdout.close()

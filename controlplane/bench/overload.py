@@ -7,8 +7,6 @@ Both modes get the same requests at the same times.
 
 import asyncio
 import json
-import os
-import signal
 import subprocess
 import sys
 import tempfile
@@ -34,13 +32,11 @@ from controlplane.bench.overload_load import (
     key_digest,
     play,
 )
-from controlplane.bench.processes import free_port, wait_port
+from controlplane.bench.processes import free_port, running, wait_port
 from controlplane.core.ledger import false_rejects
 from workers.core.errors import PeriluneError
 
-ROOT = Path(__file__).resolve().parents[2]
 START_SECONDS = 60.0
-STOP_SECONDS = 15.0
 WARM_UP_SHARE = 0.5  # of capacity
 WARM_UP_SECONDS = 15.0
 
@@ -209,7 +205,7 @@ def _workers(bench: Overload) -> Iterator[dict[str, str]]:
     for role, count in (("prefill", bench.prefill_workers), ("decode", bench.decode_workers)):
         for i in range(count):
             command += ["--worker", f"{role[0]}{i + 1}:{role}:0"]
-    with _process(command, stdout=subprocess.PIPE) as process:
+    with running(command, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         line = process.stdout.readline()
         if not line:
@@ -222,22 +218,6 @@ def _gateway(view: Path) -> Iterator[int]:
     port = free_port()
     command = [sys.executable, "-m", "controlplane.gateway", "--port", str(port),
                "--static", str(view), "--log-level", "error"]  # fmt: skip
-    with _process(command) as process:
+    with running(command) as process:
         wait_port(port, process, START_SECONDS)
         yield port
-
-
-@contextmanager
-def _process(command: list[str], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen(command, cwd=ROOT, env={**os.environ}, **options)
-    try:
-        yield process
-    finally:
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-        if process.stdout is not None:
-            process.stdout.close()

@@ -20,14 +20,12 @@ from typing import Any, Final
 import httpx2
 
 from controlplane.bench.placement_trace import MAX_TOKENS, TOKEN_SCALE, WORDS_A_BLOCK
-from controlplane.bench.processes import free_port, wait_port
+from controlplane.bench.processes import ROOT, free_port, running, wait_port
 from workers.core.errors import PeriluneError
 
-ROOT: Final = Path(__file__).resolve().parents[2]
 PEER_PROGRAM: Final = ROOT / ".venv-peers" / "bin" / "vllm-router"
 MODEL: Final = "bench"
 START_SECONDS: Final = 60.0
-STOP_SECONDS: Final = 15.0
 SLOT_BYTES: Final = 2048
 """Of an emulated block with its header, rounded up."""
 WINDOW_TOKENS: Final = 8192 // TOKEN_SCALE
@@ -160,20 +158,8 @@ def _process(
 ) -> Iterator[subprocess.Popen[bytes]]:
     with (folder / f"{name}.log").open("wb") as log:
         out = log if stdout is None else stdout
-        process = subprocess.Popen(
-            command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=out, stderr=log
-        )
-        try:
+        with running(command, stdout=out, stderr=log) as process:
             yield process
-        finally:
-            process.terminate()
-            try:
-                process.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
 
 
 def _first_line(process: subprocess.Popen[bytes], log: Path) -> bytes:

@@ -1,12 +1,34 @@
-"""Processes that a bench starts: free ports, and the wait until one listens."""
+"""Processes that a bench starts: free ports, the wait until one listens, and their end."""
 
 import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, Final
 
 from workers.core.errors import PeriluneError
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+STOP_SECONDS: Final = 15.0
+
+
+@contextmanager
+def running(command: list[str], **options: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of this tree that ends with the block, at the latest by being killed."""
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, **options)
+    try:
+        yield process
+    finally:
+        process.terminate()
+        try:
+            process.wait(STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
 
 
 def wait_port(port: int, process: subprocess.Popen[bytes], seconds: float) -> None:
