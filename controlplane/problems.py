@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Any, get_args
+from collections.abc import Iterable, Mapping, Sequence
+from types import NoneType, UnionType
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
@@ -142,14 +143,25 @@ def allowed(model: type[BaseModel], name: str) -> str:
     info = model.model_fields[name]
     if info.description:
         return info.description
-    low = high = None
-    for item in info.metadata:
-        low = getattr(item, "ge", low)
-        high = getattr(item, "le", high)
+    return _in_words(info.annotation, info.metadata)
+
+
+def _in_words(annotation: Any, metadata: Iterable[Any] = ()) -> str:
+    origin, arguments = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return _in_words(arguments[0], arguments[1:])
+    if origin in (Union, UnionType):
+        words = (_in_words(one, metadata) for one in arguments if one is not NoneType)
+        return ", ".join([*words, *(["null"] if NoneType in arguments else [])])
+    if origin is list:
+        return f"a list of {_in_words(arguments[0])}"
+    if origin is Literal:
+        return ", ".join(map(str, arguments))
+    bounds = [one for item in metadata for one in getattr(item, "metadata", (item,))]
+    low = next((item.ge for item in bounds if hasattr(item, "ge")), None)
+    high = next((item.le for item in bounds if hasattr(item, "le")), None)
     if low is not None and high is not None:
-        kind = "whole number" if info.annotation is int else "number"
-        return f"a {kind} from {low} to {high}"
-    choices = get_args(info.annotation)
-    if choices:
-        return ", ".join(str(choice) for choice in choices)
-    return "true or false" if info.annotation is bool else "see /openapi.json"
+        return f"a {'whole number' if annotation is int else 'number'} from {low} to {high}"
+    if annotation is str:
+        return "texts"
+    return "true or false" if annotation is bool else "see /openapi.json"

@@ -13,6 +13,8 @@ def _http_url(text: str) -> str:
     parts = urlsplit(text)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
         raise ValueError("no http address")
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        raise ValueError("has a user, a query or a fragment, which are not sent")
     return text
 
 

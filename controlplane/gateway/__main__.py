@@ -78,6 +78,9 @@ def settings_from(argv: list[str]) -> tuple[Settings, str]:
             drain=args.drain,
         ),
     )
+    if not (args.control_plane or args.static or args.agent):
+        way_out = "Give --control-plane URL, --static FILE or --agent ADDRESS."
+        raise ConfigError("--control-plane", "", "is missing: nobody names workers", way_out)
     return settings, args.log_level
 
 

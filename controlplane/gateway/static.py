@@ -9,6 +9,7 @@
 The file is read again on SIGHUP; one with a fault changes nothing.
 """
 
+import re
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -31,7 +32,7 @@ class _Worker(msgspec.Struct, forbid_unknown_fields=True):
     role: Literal["prefill", "decode", "both"]
     model: _Name
     handshake: HandshakeName = "none"
-    id: str = ""
+    id: Annotated[str, msgspec.Meta(pattern=r"^[!-~]{0,256}$")] = ""
     node: str = "external"
     bootstrap: str = ""
     engine_id: str = ""
@@ -80,11 +81,7 @@ def _view(path: str, file: _File, revision: int) -> View:
     if not 0 < len(file.worker) <= MAX_WORKERS:
         raise _wrong(path, f"lists {len(file.worker)} workers", f"List 1 to {MAX_WORKERS}.")
     workers = [_row(path, number, worker) for number, worker in enumerate(file.worker, 1)]
-    seen: set[str] = set()
-    for row in workers:
-        if row.id in seen:
-            raise _wrong(path, f"has the worker id {row.id!r} twice", "Give each its own id.")
-        seen.add(row.id)
+    _check_ids(path, workers)
     models = [ViewModel(m.id, m.tokenizer, m.max_model_len) for m in file.model]
     policies = [_policy(path, kind, spec) for kind, spec in file.policy.items()]
     return View(
@@ -93,11 +90,27 @@ def _view(path: str, file: _File, revision: int) -> View:
     )  # fmt: skip
 
 
+def _check_ids(path: str, workers: list[ViewWorker]) -> None:
+    seen: set[str] = set()
+    for row in workers:
+        if row.id in seen:
+            raise _wrong(path, f"has the worker id {row.id!r} twice", "Give each its own id.")
+        seen.add(row.id)
+
+
 def _json(path: str, raw: bytes) -> View:
     try:
         view = _decode_view(raw)
     except msgspec.DecodeError as error:
         raise _wrong(path, f"is no ClusterView: {error}", "Mend the field it names.") from None
+    for policy in view.policies:
+        _policy(path, policy.kind, policy.spec)
+    for number, row in enumerate(view.workers, 1):
+        _check_url(path, f"worker[{number}].url", row.url)
+        if row.namespace is not None and not re.fullmatch(r"([0-9a-f]{2})+", row.namespace):
+            problem = f"worker[{number}].namespace = {row.namespace!r} is no digest in hex"
+            raise _wrong(path, problem, "Leave it out.")
+    _check_ids(path, view.workers)
     return view if view.boot_id else msgspec.structs.replace(view, boot_id="static")
 
 

@@ -1,6 +1,7 @@
 """The engine side: pooled HTTP/1.1 connections to one worker."""
 
 import asyncio
+import re
 from ssl import SSLContext, create_default_context
 from time import monotonic
 from urllib.parse import urlsplit
@@ -19,10 +20,14 @@ TICK_SECONDS = 0.1
 
 
 def check_url(url: str) -> None:
-    """Raises ValueError for what `Upstream` cannot call."""
+    """Raises ValueError for what `Upstream` cannot call, or would call otherwise than it says."""
+    if not re.fullmatch(r"[!-~]+", url):
+        raise ValueError("has blanks or other characters that no address has")
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.port == 0:
         raise ValueError("is no http address")
+    if "@" in parts.netloc or parts.query or parts.fragment:
+        raise ValueError("has a user, a query or a fragment, which are not sent")
 
 
 class Upstream:

@@ -69,7 +69,7 @@ class SchedulingSpec(Schema):
     balancing_threshold: Annotated[float, Field(ge=1, le=100)] = 1.25
     explore_share: Annotated[float, Field(ge=0, le=0.5)] = 0.01
     load_weight: Annotated[float, Field(ge=0, le=100)] = 4.0
-    prefill_tflops: Annotated[float | None, Field(gt=0, le=1_000_000)] = None
+    prefill_tflops: Annotated[float | None, Field(ge=0.001, le=1_000_000)] = None
     max_concurrent_per_decode: Annotated[int, Field(ge=1, le=4096)] = 16
     normalisation: Annotated[list[Rule], Field(max_length=3)] = []
     hedge_prefill_after_s: Annotated[float | None, Field(ge=0.01, le=600)] = None

@@ -200,3 +200,19 @@ async def test_admission_classes_of_ones_own(api):
     reply = await api.http.put(path, json={"spec": spec}, headers={"If-Match": '"1"'})
     assert reply.status_code == 200, reply.text
     assert reply.json()["active"]["spec"]["window_tokens"] == 8192
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ({"prefill_tflops": 1e-300}, "Allowed: a number from 0.001 to 1000000, null."),
+        ({"observe": "odd"}, "round_robin, null."),
+        ({"normalisation": ["odd"]}, "Allowed: a list of line_ends, spaces, system_first."),
+    ],
+)
+async def test_what_a_field_may_hold_is_said_in_words(api, spec, says):
+    reply = await api.http.put(
+        "/api/v1/policies/scheduling/default", json={"spec": spec}, headers={"If-Match": '"1"'}
+    )
+    assert reply.status_code == 422
+    assert says in reply.json()["way_out"]

@@ -125,19 +125,25 @@ def test_settings_that_cannot_work_exit_2(
     assert says in capsys.readouterr().err
 
 
+def test_a_gateway_that_nobody_tells_of_workers_does_not_start() -> None:
+    with pytest.raises(ConfigError, match="--static FILE"):
+        settings_from([])
+    assert settings_from(["--agent", "unix:/tmp/n1.sock"])[0].agents == ("unix:/tmp/n1.sock",)
+
+
 @pytest.mark.parametrize("content", [b"\xff\xfe", "ü".encode(), b"two\nlines"])
 def test_a_token_file_that_holds_none_exits_2(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "token"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match="--token-file"):
-        settings_from(["--token-file", str(path)])
+        settings_from(["--control-plane", "http://a:1", "--token-file", str(path)])
 
 
 def test_a_taken_port_exits_1_and_names_the_way_out() -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        process = start("--port", str(taken.getsockname()[1]))
+        process = start("--port", str(taken.getsockname()[1]), "--agent", "unix:/nowhere")
         _, error = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "choose another: --port" in error.decode()

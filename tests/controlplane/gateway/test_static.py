@@ -1,5 +1,7 @@
 """A cluster out of a TOML file: what it says, and every fault named."""
 
+import json
+
 import pytest
 
 from controlplane.gateway.static import load_static
@@ -51,6 +53,13 @@ def test_workers_models_and_policies(tmp_path):
     ]
 
 
+def json_view(*, spec=None, twice=False, **worker):
+    row = {"id": "w", "node_id": "n", "role": "both", "model": "m", "url": "http://a:1",
+           "state": "ready", **worker}  # fmt: skip
+    policy = {"kind": "scheduling", "scope": "default", "revision": 1, "spec": spec or {}}
+    return json.dumps({"workers": [row] * (1 + twice), "policies": [policy]})
+
+
 WORKER = '[[worker]]\nurl = "http://a:1"\nrole = "both"\nmodel = "m"\n'
 
 
@@ -71,6 +80,15 @@ WORKER = '[[worker]]\nurl = "http://a:1"\nrole = "both"\nmodel = "m"\n'
         (WORKER + "max_concurrent_requests = 0", "max_concurrent_requests"),
         (WORKER + '[policy.slo]\nmax_ttft_ms = "fast"', "max_ttft_ms"),
         (WORKER + "[policy.slow]\nx = 1", "slow"),
+        (WORKER.replace("a:1", "me:secret@a:1"), "a user"),
+        (WORKER.replace("a:1", "a:1/?x=1"), "a query"),
+        (WORKER.replace("a:1", "a b:1"), "blanks"),
+        (WORKER.replace("a:1", "a\\r\\nb:1"), "blanks"),
+        (WORKER + 'id = "a b"', "id"),
+        (json_view(url="ftp://x"), "worker[1].url"),
+        (json_view(namespace="zz"), "worker[1].namespace"),
+        (json_view(twice=True), "twice"),
+        (json_view(spec={"prefill_tflops": "fast"}), "prefill_tflops"),
     ],
 )
 def test_a_fault_is_named(tmp_path, text, named):
