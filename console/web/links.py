@@ -49,6 +49,8 @@ def page_of(console_path: str) -> str:
         view = names[0].replace("_", "-") if names else ""
         return path("cache", view if view in _CACHE_VIEWS else _CACHE_VIEWS[0])
     root = _ROOT_OF.get(noun, "")
+    if root == "/policies":  # its scope may be a model's name, with slashes
+        names = [*names[:1], *(["/".join(names[1:])] if names[1:] else [])]
     if not root or root not in _NUM_NAMES:
         return root
     if len(names) != _NUM_NAMES[root] or names[0] in _VIEWS.get(root, ()):

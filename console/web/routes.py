@@ -40,8 +40,8 @@ def mount(app: FastAPI, settings: Settings) -> None:
     router = APIRouter(include_in_schema=False)
     _add_pages(router, site)
     _add_lists(router, site)
-    _add_objects(router, site)
     _add_parts(router, site)
+    _add_objects(router, site)
     app.include_router(router)
 
 
@@ -123,13 +123,13 @@ def _add_objects(router: APIRouter, site: Website) -> None:
     async def job(request: Request, job_id: str) -> Response:
         return await site.page(request, lambda context: jobs.job_page(context, job_id))
 
-    @router.get("/policies/{kind}/{scope}")
+    @router.get("/policies/{kind}/{scope:path}")
     async def policy(request: Request, kind: str, scope: str) -> Response:
         return await site.page(request, lambda context: policies.policy_page(context, kind, scope))
 
 
 def _add_parts(router: APIRouter, site: Website) -> None:
-    @router.get("/policies/{kind}/{scope}/check")
+    @router.get("/policies/{kind}/{scope:path}/check")
     async def check(request: Request, kind: str, scope: str) -> Response:
         return await site.check(request, kind, scope)
 

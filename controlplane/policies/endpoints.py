@@ -34,17 +34,15 @@ async def list_policies(plane: PlaneDep) -> PolicyList:
     return PolicyList(items=plane.policies.list())
 
 
-@router.get("/policies/{kind}/{scope}")
-async def get_policy(
-    plane: PlaneDep, kind: PolicyKind, scope: Scope, response: Response
+@router.get("/policies/{kind}/{scope:path}/revisions/{revision}")
+async def get_revision(
+    plane: PlaneDep, kind: PolicyKind, scope: Scope, revision: Revision
 ) -> PolicyRevision:
-    """The active revision; its ETag goes into If-Match of a change."""
-    policy = plane.policies.find(kind, scope)
-    response.headers["ETag"] = f'"{policy.revision}"'
-    return policy
+    async with plane.db.read() as session:
+        return await plane.policies.revision(session, kind, scope, revision)
 
 
-@router.get("/policies/{kind}/{scope}/revisions")
+@router.get("/policies/{kind}/{scope:path}/revisions")
 async def list_revisions(
     plane: PlaneDep,
     kind: PolicyKind,
@@ -61,15 +59,18 @@ async def list_revisions(
     return PolicyList(items=items, next_cursor=str(items[-1].revision) if more else None)
 
 
-@router.get("/policies/{kind}/{scope}/revisions/{revision}")
-async def get_revision(
-    plane: PlaneDep, kind: PolicyKind, scope: Scope, revision: Revision
+# After those with more behind the scope, which may have slashes.
+@router.get("/policies/{kind}/{scope:path}")
+async def get_policy(
+    plane: PlaneDep, kind: PolicyKind, scope: Scope, response: Response
 ) -> PolicyRevision:
-    async with plane.db.read() as session:
-        return await plane.policies.revision(session, kind, scope, revision)
+    """The active revision; its ETag goes into If-Match of a change."""
+    policy = plane.policies.find(kind, scope)
+    response.headers["ETag"] = f'"{policy.revision}"'
+    return policy
 
 
-@router.put("/policies/{kind}/{scope}")
+@router.put("/policies/{kind}/{scope:path}")
 async def put_policy(
     plane: PlaneDep,
     operator: OperatorDep,
@@ -84,7 +85,7 @@ async def put_policy(
     return await _apply(plane, operator, change, "policy.put", response)
 
 
-@router.post("/policies/{kind}/{scope}/revert")
+@router.post("/policies/{kind}/{scope:path}/revert")
 async def revert_policy(
     plane: PlaneDep,
     operator: OperatorDep,

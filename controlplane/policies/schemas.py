@@ -18,8 +18,8 @@ from workers.core.transfer_types import SMALL_PIECE_BYTES
 PolicyKind = Literal["slo", "scheduling", "cache", "admission", "transfer", "records"]
 NODE_POLICIES: Final = frozenset({"cache", "transfer"})
 """Kinds that agents act on, by their heartbeats; gateways act on the others."""
-SCOPE_PATTERN = r"^[a-z0-9][a-z0-9._-]{0,63}$"
-"""`default`, or a model."""
+SCOPE_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._/@+-]{0,127}$"
+"""`default`, or a model by its name, which may have slashes; one with a colon goes by `default`."""
 SLO_SCOPE_PATTERN = (
     r"^(tenant:[a-z0-9][a-z0-9._-]{0,63}(\+priority:[a-z0-9][a-z0-9_-]{0,31})?"
     r"|priority:[a-z0-9][a-z0-9_-]{0,31})$"

@@ -14,6 +14,7 @@ import httpx2
 import pytest
 
 from console.viewmodel import numbers
+from console.web.links import page_of
 
 PAGES = [
     "/", "/topology", "/nodes/n1", "/nodes/n3", "/nodes/n4", "/workers/p1", "/workers/d2",
@@ -372,3 +373,9 @@ class TestFigures:
 
     async def test_an_unknown_figure_is_refused(self, browser: httpx2.AsyncClient) -> None:
         assert (await browser.get("/figures/other")).status_code == 422
+
+
+def test_a_policy_of_a_model_with_slashes_has_its_page() -> None:
+    assert page_of("policy/slo/Qwen/Qwen2.5-7B") == "/policies/slo/Qwen%2FQwen2.5-7B"
+    assert page_of("policy/slo/default") == "/policies/slo/default"
+    assert page_of("policies") == "/policies"

@@ -216,3 +216,19 @@ async def test_what_a_field_may_hold_is_said_in_words(api, spec, says):
     )
     assert reply.status_code == 422
     assert says in reply.json()["way_out"]
+
+
+@pytest.mark.parametrize("model", ["Qwen/Qwen2.5-7B-Instruct", "Llama-3"])
+async def test_a_model_has_policies_of_its_own_whatever_it_is_called(both, model):
+    path = f"/api/v1/policies/slo/{model}"
+    made = await both.http.put(path, json={"spec": {"mode": "enforce"}})
+    assert made.status_code == 200, made.text
+    again = await both.http.put(path, json={"spec": {}}, headers={"If-Match": '"1"'})
+    assert again.status_code == 200, again.text
+    assert (await both.http.get(path)).json()["scope"] == model
+    assert (await both.http.get(path.replace("Qwen/", "Qwen%2F"))).status_code == 200
+    revisions = (await both.get(f"/policies/slo/{model}/revisions"))["items"]
+    assert [row["revision"] for row in revisions] == [2, 1]
+    assert (await both.get(f"/policies/slo/{model}/revisions/1"))["spec"]["mode"] == "enforce"
+    back = await both.http.post(f"{path}/revert", json={"revision": 1})
+    assert back.status_code == 200, back.text
