@@ -29,6 +29,7 @@ _TYPES = {
     408: "request_timeout",
     413: "invalid_request_error",
     415: "invalid_request_error",
+    417: "invalid_request_error",
     429: "slo_rejected",
     431: "invalid_request_error",
     502: "upstream_error",

@@ -157,6 +157,7 @@ async def test_expect_continue_is_answered_first(rig: Any) -> None:
     assert answer.startswith(b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 200 OK")
     refused = await raw(rig, post(HELLO, b"expect: a-miracle"))
     assert refused.startswith(b"HTTP/1.1 417")
+    assert b'"type":"invalid_request_error"' in refused
 
 
 async def test_expect_continue_of_a_pipelined_request_is_answered_in_its_turn(rig: Any) -> None:
