@@ -14,6 +14,30 @@ _LEAST_ACTUAL_SECONDS: Final = 1e-3  # errors and weights below a millisecond sa
 ERRORS_KEPT: Final = 64
 
 
+class _Sums:
+    """Over samples of one kind: of x x^T and of x y."""
+
+    __slots__ = ("products", "targets")
+
+    def __init__(self, size: int) -> None:
+        self.products = [[0.0] * size for _ in range(size)]
+        self.targets = [0.0] * size
+
+    def add(self, x: tuple[float, ...], y: float, keep: float) -> None:
+        for i, row in enumerate(self.products):
+            self.targets[i] = keep * self.targets[i] + x[i] * y
+            for j, value in enumerate(x):
+                row[j] = keep * row[j] + x[i] * value
+
+
+def _total(sums: list[_Sums], size: int) -> tuple[list[list[float]], list[float]]:
+    if len(sums) == 1:
+        return sums[0].products, sums[0].targets
+    rows, columns = range(size), range(size)
+    products = [[sum(one.products[i][j] for one in sums) for j in columns] for i in rows]
+    return products, [sum(one.targets[i] for one in sums) for i in rows]
+
+
 class LinearFit:
     """y = theta . x by least squares over samples that are forgotten exponentially, held together
     by a prior where they say nothing. Callers scale x to about 1.
@@ -36,14 +60,15 @@ class LinearFit:
         self._forgetting = forgetting
         self._non_negative = non_negative
         self._prior = self.theta
-        self._products = [[0.0] * len(prior) for _ in prior]  # sum of x x^T
-        self._targets = [0.0] * len(prior)  # sum of x y
+        self._sums: dict[int, _Sums] = {}  # by kind of sample
 
     def predict(self, x: tuple[float, ...]) -> float:
         return sum(weight * value for weight, value in zip(self.theta, x, strict=True))
 
-    def observe(self, x: tuple[float, ...], y: float, weight: float = 1.0) -> None:
-        """Take one sample in. `weight` scales its error: 1 / y makes the errors relative.
+    def observe(self, x: tuple[float, ...], y: float, weight: float = 1.0, kind: int = 0) -> None:
+        """Take one sample in. `weight` scales its error: 1 / y makes the errors relative. Samples
+        are forgotten for others of their `kind`, of which there are to be few: what rare ones alone
+        show is not lost among common ones.
 
         One that no measurement brings (not finite, beyond `_MOST`) is left out: it would stay.
         """
@@ -51,23 +76,23 @@ class LinearFit:
             x, y = tuple(value * weight for value in x), y * weight
         if not all(-_MOST < value < _MOST for value in (*x, y)):
             return
-        keep = self._forgetting
-        for i, row in enumerate(self._products):
-            self._targets[i] = keep * self._targets[i] + x[i] * y
-            for j, value in enumerate(x):
-                row[j] = keep * row[j] + x[i] * value
+        if kind not in self._sums:
+            self._sums[kind] = _Sums(len(x))
+        self._sums[kind].add(x, y, self._forgetting)
         self.num_samples += 1
         self._solve()
 
     def _solve(self) -> None:
         """With the prior; what comes out negative is fixed at zero and the rest solved again."""
-        kept = list(range(len(self._prior)))
+        size = len(self._prior)
+        products, targets = _total(list(self._sums.values()), size)
+        kept = list(range(size))
         while kept:
             matrix = [
-                [self._products[i][j] + (self._precision[i] if i == j else 0.0) for j in kept]
+                [products[i][j] + (self._precision[i] if i == j else 0.0) for j in kept]
                 for i in kept
             ]
-            right = [self._targets[i] + self._precision[i] * self._prior[i] for i in kept]
+            right = [targets[i] + self._precision[i] * self._prior[i] for i in kept]
             solution = solve(matrix, right)
             lowest = min(range(len(kept)), key=solution.__getitem__)
             if not self._non_negative or solution[lowest] >= 0:

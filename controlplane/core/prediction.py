@@ -60,7 +60,7 @@ class PrefillPrior(msgspec.Struct, frozen=True):
     base: float = 0.020
     per_computed: float = 0.5
     per_cached: float = 0.010
-    per_attended: float = 0.0
+    per_attended: float = 0.008
 
 
 def prior_of(geometry: Geometry, flops: float = ASSUMED_FLOPS) -> PrefillPrior:
@@ -130,7 +130,9 @@ class PrefillModel:
             self._start(_scaled(self._prior, max(seconds, _LEAST_SECONDS) / predicted))
         u, c = uncached_tokens / 1000, cached_tokens / 1000
         weight = relative_weight(seconds, self.predict(uncached_tokens, cached_tokens))
-        self._fit.observe((1.0, u, c, u * (u + 2 * c)), seconds, weight)
+        # Long prompts are few, and they alone show what attention costs.
+        kind = (uncached_tokens + cached_tokens).bit_length() // 2
+        self._fit.observe((1.0, u, c, u * (u + 2 * c)), seconds, weight, kind)
 
 
 def join_batches(samples: Iterable[PrefillSample]) -> list[PrefillSample]:

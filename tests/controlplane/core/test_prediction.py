@@ -210,3 +210,17 @@ def test_one_sample_near_zero_does_not_outweigh_the_others() -> None:
         model.observe(tokens, 0, 0.05 + tokens / 20_000)
     model.observe(17_000, 0, 0.0)
     assert model.predict(17_000, 0) > 0.5
+
+
+def test_what_the_few_long_prompts_showed_outlasts_hundreds_of_short_ones() -> None:
+    """Their attention costs more than their weights; it is half forgotten when the next one comes,
+    and whoever waits behind that one is told too little."""
+    model, rng = PrefillModel(), random.Random(8)
+    worker = CostlyAttention()
+    for tokens in (60_000, 110_000, 80_000, 120_000):
+        model.observe(tokens, 0, worker.seconds(tokens, 0) * rng.uniform(0.95, 1.05))
+    for _ in range(600):
+        tokens = rng.randrange(500, 6000)
+        model.observe(tokens, 0, worker.seconds(tokens, 0) * rng.uniform(0.9, 1.1))
+    assert model.predict(100_000, 0) == pytest.approx(worker.seconds(100_000, 0), rel=0.15)
+    assert model.predict(3000, 0) == pytest.approx(worker.seconds(3000, 0), rel=0.15)
