@@ -12,6 +12,7 @@ from controlplane.core.prediction import (
     DecodeModel,
     Predictor,
     PrefillModel,
+    PrefillPrior,
     TransferModel,
     join_batches,
     prior_of,
@@ -215,7 +216,7 @@ def test_one_sample_near_zero_does_not_outweigh_the_others() -> None:
 def test_what_the_few_long_prompts_showed_outlasts_hundreds_of_short_ones() -> None:
     """Their attention costs more than their weights; it is half forgotten when the next one comes,
     and whoever waits behind that one is told too little."""
-    model, rng = PrefillModel(), random.Random(8)
+    model, rng = PrefillModel(PrefillPrior(per_attended=0.0)), random.Random(8)
     worker = CostlyAttention()
     for tokens in (60_000, 110_000, 80_000, 120_000):
         model.observe(tokens, 0, worker.seconds(tokens, 0) * rng.uniform(0.95, 1.05))
