@@ -272,8 +272,10 @@ def _furnish(guest: Guest) -> None:
 
 
 def _qemu(guest: Guest, kernel: Path, initramfs: Path) -> list[str]:
+    # The guest's own timeouts run while the host computes something else.
+    first = ["nice", "-n", "-10"] if os.geteuid() == 0 else []
     command = [
-        "qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max,la57=off",
+        *first, "qemu-system-x86_64", "-accel", "tcg,thread=multi", "-cpu", "max,la57=off",
         "-machine", "q35", "-smp", str(guest.cpus), "-m", str(guest.memory_mb),
         *_memory_nodes(guest), "-nodefaults", "-no-user-config", "-display", "none", "-no-reboot",
         "-kernel", str(kernel), "-initrd", str(initramfs), "-append", KERNEL_OPTIONS,

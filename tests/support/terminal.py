@@ -26,11 +26,9 @@ class Terminal:
 
     def __init__(self, folder: Path, environ: dict[str, str]) -> None:
         self._base = ["tmux", "-S", str(folder / "tmux"), "-f", "/dev/null"]
-        clean = {
-            k: v
-            for k, v in os.environ.items()
-            if not k.startswith(("PERILUNE", "TMUX", "NO_COLOR"))
-        }
+        # A size in the environment, as parallel test processes have it, would stand for the pane's.
+        left = ("PERILUNE", "TMUX", "NO_COLOR", "COLUMNS", "LINES")
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(left)}
         self._environ = {**clean, "LC_ALL": "C.UTF-8", **environ}
         self._tmux("new-session", "-d", "-x", "80", "-y", "24", "bash --norc --noprofile")
 

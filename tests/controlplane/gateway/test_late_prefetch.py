@@ -93,7 +93,7 @@ async def test_r15_decode_that_moves_ends_what_was_fetched_to_the_node_it_left(
         reply._connection.abort()
     await asked
     stats = nodes.gateway.stats
-    assert stats.prefetches_cancelled == 1
+    await eventually(lambda: stats.prefetches_cancelled == 1, "n2 is told")
     record = nodes.gateway.records.take()[-1]
     assert record.decode_worker == "d2"
     await nothing_is_left(nodes, eventually)

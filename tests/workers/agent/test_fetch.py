@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import os
 import signal
 import socket
@@ -184,12 +186,24 @@ def test_strangers_cannot_make_an_agent_hold_much(make_pair: MakePair) -> None:
         assert b"at most" in sock.recv(4096)
 
 
+async def listens(port: int) -> None:
+    """The agent answers on its own socket a moment before."""
+    async with asyncio.timeout(20):
+        while True:
+            with contextlib.suppress(OSError):
+                _, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.close()
+                return
+            await asyncio.sleep(0.05)
+
+
 async def test_who_has_a_secret_talks_to_no_agent_that_does_not_prove_it(
     make_agent: Callable[..., Any], free_port: Callable[[], int]
 ) -> None:
     port = free_port()
     agent = make_agent("--node-id", "n1", "--tcp", f"127.0.0.1:{port}")
     agent.start()
+    await listens(port)
     client = AsyncAgentClient(f"tcp:127.0.0.1:{port}", agent.hello("agent", "n2"), 10.0, b"s" * 32)
     with pytest.raises(RefusedError, match="n1 did not prove the cluster secret"):
         await client.call(GetStats(), PoolStats)
