@@ -87,7 +87,6 @@ def test_blocks_move_over_rdma_and_over_tcp_when_the_device_is_gone(
     one, two = make_nodes(n1="tcp,rdma", n2="auto")
     namespace, keys = chain
     store(one, namespace, keys, spec.block_bytes)
-    first_block_comes(two, one, namespace, keys[0])
     fetch(two, one.holder, namespace, keys[:64])
     assert settled(two, namespace, keys[:64]).num_held == 64
     check_bytes(two, namespace, keys[:64])
@@ -110,15 +109,6 @@ def test_blocks_move_over_rdma_and_over_tcp_when_the_device_is_gone(
     assert after.not_ready == "", "there is tcp"
     link("up")
     doctor_is_content(one, two)
-
-
-def first_block_comes(node: Node, source: Node, namespace: bytes, key: bytes) -> None:
-    """The connection is made; on an emulated CPU that may take longer than a fetch has."""
-    for _ in range(5):
-        fetch(node, source.holder, namespace, [key])
-        if settled(node, namespace, [key]).num_held:
-            return
-    raise AssertionError(node.agent.log)
 
 
 def blocks_are_pushed(source: Node, target: Node, namespace: bytes, block_bytes: int) -> None:
