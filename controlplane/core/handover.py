@@ -49,7 +49,7 @@ class HandoverModel:
         if fit is None:
             if len(self._fits) >= MAX_SOURCES:
                 del self._fits[next(iter(self._fits))]
-            per_1000 = path.seconds(1000) - path.seconds(0) if path is not None else 0.0
+            per_1000 = 1000 * path.seconds_per_token if path is not None else 0.0
             fit = LinearFit((self._base(), per_1000), forgetting=_FORGETTING, non_negative=True)
             self._fits[source] = fit
         x = (1.0, tokens / 1000)

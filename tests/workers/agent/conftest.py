@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import pytest
+from fetching import Node
+from heartbeats import ControlPlane
 
 from workers.client import AgentClient
 from workers.core.hashing import block_hashes, namespace_digest, root_hash
@@ -113,5 +116,39 @@ def make_tenant(spec: NamespaceSpec) -> Callable[..., Tenant]:
             lambda: len(made.client.stats().tiers) == 1 or made.ssd().capacity_blocks > 0
         )
         return made
+
+    return make
+
+
+@pytest.fixture
+def control_plane() -> Iterator[ControlPlane]:
+    made = ControlPlane()
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def make_following_pair(
+    control_plane: ControlPlane,
+    make_agent: Callable[..., Any],
+    free_port: Callable[[], int],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[[str], tuple[Node, Node]]:
+    """Two agents with these transports that do what `control_plane` tells them."""
+
+    def make(transports: str) -> tuple[Node, Node]:
+        monkeypatch.setenv("PERILUNE_HOME", str(tmp_path))
+        nodes = []
+        for name in ("n1", "n2"):
+            port = free_port()
+            agent = make_agent(
+                "--node-id", name, "--tcp", f"127.0.0.1:{port}", "--secret-folder", str(tmp_path),
+                "--transports", transports, "--control-plane", control_plane.url,
+                "--heartbeat-seconds", "0.1",
+            )  # fmt: skip
+            agent.start()
+            nodes.append(Node(agent, agent.worker(f"w-{name}"), port))
+        return nodes[0], nodes[1]
 
     return make

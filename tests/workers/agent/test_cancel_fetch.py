@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,36 +22,16 @@ LEAST_GBPS = 0.0001
 
 
 @pytest.fixture
-def control_plane() -> Iterator[ControlPlane]:
-    made = ControlPlane()
-    yield made
-    made.close()
-
-
-@pytest.fixture
 def slow_pair(
     control_plane: ControlPlane,
-    make_agent: Callable[..., Any],
-    free_port: Callable[[], int],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    make_following_pair: Callable[[str], Pair],
     spec: NamespaceSpec,
     eventually: Eventually,
 ) -> Pair:
     """What is told to travel takes minutes, until the cap is lifted."""
-    monkeypatch.setenv("PERILUNE_HOME", str(tmp_path))
-    nodes = []
-    for name in ("n1", "n2"):
-        port = free_port()
-        agent = make_agent(
-            "--node-id", name, "--tcp", f"127.0.0.1:{port}", "--secret-folder", str(tmp_path),
-            "--transports", "tcp", "--control-plane", control_plane.url,
-            "--heartbeat-seconds", "0.1",
-        )  # fmt: skip
-        agent.start()
-        nodes.append(Node(agent, agent.worker(f"w-{name}"), port))
+    nodes = make_following_pair("tcp")
     cap(control_plane, nodes, eventually, LEAST_GBPS)
-    return nodes[0], nodes[1]
+    return nodes
 
 
 def cap(

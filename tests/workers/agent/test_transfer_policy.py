@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,32 +20,8 @@ Pair = tuple[Node, Node]
 
 
 @pytest.fixture
-def control_plane() -> Iterator[ControlPlane]:
-    made = ControlPlane()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def pair(
-    control_plane: ControlPlane,
-    make_agent: Callable[..., Any],
-    free_port: Callable[[], int],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Pair:
-    monkeypatch.setenv("PERILUNE_HOME", str(tmp_path))
-    nodes = []
-    for name in ("n1", "n2"):
-        port = free_port()
-        agent = make_agent(
-            "--node-id", name, "--tcp", f"127.0.0.1:{port}", "--secret-folder", str(tmp_path),
-            "--transports", "shm,tcp", "--control-plane", control_plane.url,
-            "--heartbeat-seconds", "0.1",
-        )  # fmt: skip
-        agent.start()
-        nodes.append(Node(agent, agent.worker(f"w-{name}"), port))
-    return nodes[0], nodes[1]
+def pair(make_following_pair: Callable[[str], Pair]) -> Pair:
+    return make_following_pair("shm,tcp")
 
 
 @pytest.fixture
