@@ -76,6 +76,7 @@ def test_cycles_are_collected_on_a_schedule_and_not_by_number() -> None:
 def test_a_process_whose_collector_was_not_calmed_is_left_alone() -> None:
     collector = Collector()
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gc, "get_threshold", lambda: (700, 10, 10))
         patch.setattr(gc, "collect", lambda *_: pytest.fail("collected"))
         collector.tick(1.0)
         collector.tick(1e6)
