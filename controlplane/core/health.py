@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
 
+from controlplane.core.suspects import Suspects
+
 FAILURES_TO_EJECT = 3
 """In a row."""
 WINDOW = 20
@@ -24,6 +26,9 @@ TRIAL_SECONDS = 2.0
 """A trial that has said nothing by then makes way for another: a long reply is no verdict."""
 
 
+MAX_REQUESTS_IN_A_ROW = 16
+"""Different ones that are told apart."""
+
 DataPathState = Literal["ok", "ejected", "trial"]
 """`DataPath` as it goes over wires."""
 
@@ -34,6 +39,17 @@ class DataPath(StrEnum):
     OK = "ok"
     EJECTED = "ejected"
     TRIAL = "trial"  # its pause is over; one leg at a time shows whether it serves again
+
+
+@dataclass(frozen=True, slots=True)
+class FailedLeg:
+    """Of a request that may itself be why. `others`: who else does such work as its worker.
+    `answered`: the engine said so, and is there."""
+
+    request: int  # equal for equal ones
+    leg: str
+    others: Collection[str] = ()
+    answered: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +84,14 @@ class _Worker:
     error: str = ""
     answers_probe: bool | None = None
     served: deque[bool] = field(default_factory=lambda: deque(maxlen=WINDOW))
+    requests: set[int] = field(default_factory=set)  # that failed in a row
+    is_withheld: bool = False  # the first of them says nothing by itself
+
+    def count(self) -> None:
+        for _ in range(1 + self.is_withheld):
+            self.failures += 1
+            self.served.append(False)
+        self.is_withheld = False
 
 
 @dataclass(slots=True)
@@ -79,6 +103,7 @@ class DataPathHealth:
     """
 
     _workers: dict[str, _Worker] = field(default_factory=dict)
+    suspects: Suspects = field(default_factory=Suspects)
     is_sound: bool = True  # no worker has failed lately: none is paused
 
     def is_paused(self, worker_id: str, now: float) -> bool:
@@ -109,31 +134,46 @@ class DataPathHealth:
 
     def failed(
         self, worker_id: str, now: float, *, unreachable: bool, error: str = "",
-        others: Collection[str] | None = None,
+        leg: FailedLeg | None = None,
     ) -> None:  # fmt: skip
         """`unreachable` (refused, reset) pauses at once; other failures three in a row, or half.
 
-        `others`: of a worker that has answered, who else does such work. Where none of them is
-        sound it stays: what was asked may be why, and one such client must not stop all service.
+        What one request meets, repeated or not, counts against one worker, and against no last
+        sound one; on others only beside failures of other requests. By answers alone the last sound
+        one stays even so. `leg` None: no request can be why.
         """
         worker = self._workers.setdefault(worker_id, _Worker())
         self.is_sound = False
-        worker.failures += 1
         worker.error = error
-        worker.served.append(False)
+        if leg is not None and not self._counts(worker_id, worker, leg, now):
+            worker.trial_until = 0.0
+            return
+        worker.count()
         if now < worker.open_until:
             return  # legs that were under way when it was ejected say nothing new
         fails = worker.failures >= FAILURES_TO_EJECT or _fails_often(worker.served)
-        if worker.is_open or unreachable or (fails and self._is_replaced_by(others)):
+        stays = leg is not None and leg.answered and not self._is_replaced_by(leg.others)
+        if worker.is_open or unreachable or (fails and not stays):
             pause = FIRST_PAUSE_SECONDS * 2 ** min(worker.pauses, 10)
             worker.open_until = now + min(pause, LONGEST_PAUSE_SECONDS)
             worker.pauses += 1
             worker.is_open, worker.trial_until = True, 0.0
             worker.was_unreachable = unreachable
 
-    def _is_replaced_by(self, others: Collection[str] | None) -> bool:
-        if others is None:
-            return True
+    def _counts(self, worker_id: str, worker: _Worker, leg: FailedLeg, now: float) -> bool:
+        """Whether the leg's failure is evidence against its worker."""
+        speaks = self.suspects.failed(leg.request, worker_id, leg.leg, now)
+        is_new = leg.request not in worker.requests
+        is_alone = not worker.requests - {leg.request}
+        if len(worker.requests) < MAX_REQUESTS_IN_A_ROW:
+            worker.requests.add(leg.request)
+        if is_alone:
+            counts = speaks and (worker.is_open or self._is_replaced_by(leg.others))
+            worker.is_withheld |= is_new and not counts
+            return counts
+        return speaks or is_new
+
+    def _is_replaced_by(self, others: Collection[str]) -> bool:
         known = (self._workers.get(name) for name in others)
         return any(one is None or not (one.is_open or one.failures) for one in known)
 
@@ -146,7 +186,8 @@ class DataPathHealth:
             worker.is_open = False
             worker.open_until = worker.trial_until = 0.0
             worker.served.clear()
-        worker.failures = 0
+        worker.failures, worker.is_withheld = 0, False
+        worker.requests.clear()
         worker.served.append(True)
         if len(worker.served) == WINDOW and all(worker.served):
             del self._workers[worker_id]

@@ -14,7 +14,7 @@ import structlog
 from controlplane.core.expected import ExpectedBlocks
 from controlplane.core.fitting import Average
 from controlplane.core.handshake import nothing_pairs
-from controlplane.core.health import DataPathHealth
+from controlplane.core.health import DataPathHealth, FailedLeg
 from controlplane.core.pairing import DecodeSlots, Granted, SlotLimit, SlotsBeside
 from controlplane.core.prediction import (
     DecodeModel,
@@ -281,12 +281,17 @@ class Cluster:
             self._ready[model, role] = ready
         return ready
 
-    def leg_failed(self, worker_id: str, *, unreachable: bool, answered: bool, error: str) -> None:
-        """A leg came to nothing there. `answered`: the engine said so, about this request."""
-        others = self._others(worker_id) if answered else None
-        self.health.failed(
-            worker_id, monotonic(), unreachable=unreachable, error=error, others=others
-        )
+    def leg_failed(
+        self, worker_id: str, leg: str, request: int, *, unreachable: bool, answered: bool,
+        refused: bool, error: str,
+    ) -> None:  # fmt: skip
+        """A leg that was sent came to nothing there. `request`: equal for equal ones. `answered`:
+        the engine said so, about this request; `refused`: no request can be why."""
+        if worker_id not in self.workers:
+            return
+        others = self._others(worker_id)
+        failed = None if refused else FailedLeg(request, leg, others, answered)
+        self.health.failed(worker_id, monotonic(), unreachable=unreachable, error=error, leg=failed)
 
     def _others(self, worker_id: str) -> list[str]:
         """Who else does what this worker does. Decode workers compute prompts, too."""

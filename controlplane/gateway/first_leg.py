@@ -59,6 +59,7 @@ def served(run: Running, worker: WorkerState, priced: Priced, reply: PrefillRepl
     run.step(PREFILL_ENDED)
     if not run.context.cluster.health.is_sound:
         run.context.cluster.health.served(worker.row.id)
+        run.leg_served("prefill")
     take(run, worker, priced, reply)
 
 

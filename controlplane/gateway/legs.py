@@ -29,14 +29,15 @@ _decode = msgspec.json.Decoder().decode
 class LegError(Exception):
     """A try that another worker may still serve. `unreachable`: refused or reset at once.
     `was_sent`: the worker may have got it, and have taken what leg 1 had staged. `answered`: an
-    error is what it said to it, and it may be the request's doing."""
+    error is what it said to it, and it may be the request's doing. `refused`: nobody was there."""
 
     def __init__(
         self, message: str, status: int, *, unreachable: bool, was_sent: bool = True,
-        answered: bool = False,
+        answered: bool = False, refused: bool = False,
     ) -> None:  # fmt: skip
         super().__init__(message)
         self.answered = answered
+        self.refused = refused
         self.status = status
         self.unreachable = unreachable
         self.was_sent = was_sent
@@ -226,7 +227,10 @@ def leg_head(request_id: str, leg: Literal["p", "d"], client: dict[bytes, bytes]
 def _leg_error(error: UpstreamError) -> LegError:
     status = _STATUS.get(error.kind, 502)
     unreachable = error.kind in ("connect", "reset", "hung")
-    return LegError(str(error), status, unreachable=unreachable, was_sent=error.was_sent)
+    refused = error.kind == "connect"
+    return LegError(
+        str(error), status, unreachable=unreachable, was_sent=error.was_sent, refused=refused
+    )
 
 
 class _Ours(msgspec.Struct):

@@ -133,8 +133,9 @@ class Passing:
         except LegError as error:
             self._cluster.stats.worker(name).failures += 1
             self._cluster.leg_failed(
-                name, unreachable=error.unreachable, answered=error.answered, error=str(error)
-            )
+                name, "whole", hash(passed.body), unreachable=error.unreachable,
+                answered=error.answered, refused=error.refused, error=str(error),
+            )  # fmt: skip
             raise
         except ClientFault as fault:
             health.served(name)
@@ -144,6 +145,7 @@ class Passing:
             raise
         else:
             health.served(name)
+            health.suspects.served(hash(passed.body), "whole")
             return answer
         finally:
             self.busy[name] -= 1

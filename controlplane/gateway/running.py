@@ -143,6 +143,7 @@ class Running:
         if output_tokens is not None:
             self.context.stats.output_tokens += output_tokens
             self.context.cluster.generated(self.asked.model, output_tokens)
+        self.leg_served("decode")
         self.step(_FINISHED)
 
     def fail(self, error: AnswerError) -> None:
@@ -215,13 +216,21 @@ class Running:
     def leg_failed(self, leg: Literal["prefill", "decode"], name: str, error: LegError) -> None:
         """Counted against the worker; the record says which leg."""
         self.context.stats.worker(name).failures += 1
-        self.context.cluster.leg_failed(
-            name, unreachable=error.unreachable, answered=error.answered, error=str(error)
-        )
+        if error.was_sent or error.refused:
+            self.context.cluster.leg_failed(
+                name, leg, hash(self.asked.request.body), unreachable=error.unreachable,
+                answered=error.answered, refused=error.refused, error=str(error),
+            )  # fmt: skip
         self.failed_worker = name
         self.decision.failed_leg = leg
         self.decision.retries += 1
         self.decision.error = f"{leg} leg on {name}: {error}"
+
+    def leg_served(self, leg: Literal["prefill", "decode"]) -> None:
+        """To its end: where the same failed before, its worker was why."""
+        suspects = self.context.cluster.health.suspects
+        if len(suspects):
+            suspects.served(hash(self.asked.request.body), leg)
 
     # --- lifecycle ---
 

@@ -1,5 +1,6 @@
 """Passive health: unreachable pauses at once, other failures after three; trials back off."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,6 +10,7 @@ from controlplane.core.health import (
     WINDOW,
     DataPath,
     DataPathHealth,
+    FailedLeg,
 )
 
 
@@ -33,19 +35,92 @@ def test_answers_with_errors_pause_after_three_in_a_row() -> None:
     assert health.is_paused("d1", 1.0)
 
 
+def failed_leg(request: int, *others: str, answered: bool = False) -> FailedLeg:
+    return FailedLeg(request, "decode", others, answered)
+
+
 def test_by_answers_alone_nobody_is_ejected_whom_no_sound_one_could_replace() -> None:
     health = DataPathHealth()
-    for now in range(5):
-        health.failed("d1", now, unreachable=False, others=["d2"] if now else ["d2", "d3"])
-        health.failed("d2", now, unreachable=False, others=["d1"])
+
+    def answered(worker: str, request: int, *others: str) -> None:
+        leg = failed_leg(request, *others, answered=True)
+        health.failed(worker, float(request), unreachable=False, leg=leg)
+
+    for request in range(5):
+        answered("d1", request, *(["d2"] if request else ["d2", "d3"]))
+        answered("d2", request + 100, "d1")
     assert health.ejected() == []
-    health.failed("d1", 5.0, unreachable=False, others=[])
+    answered("d1", 5)
     assert health.ejected() == []
     health.served("d2")
-    health.failed("d1", 6.0, unreachable=False, others=["d2"])
+    answered("d1", 6, "d2")
     assert health.ejected() == ["d1"]
-    health.failed("d2", 7.0, unreachable=True, others=["d1"])
+    health.failed("d2", 7.0, unreachable=True)
     assert health.ejected() == ["d1", "d2"]  # nobody there at all
+
+
+WORKERS = ("d1", "d2", "d3")
+
+
+def poison(health: DataPathHealth, request: int, now: float, *, unreachable: bool) -> None:
+    """A request fails wherever it is tried."""
+    for name in WORKERS:
+        if not health.is_paused(name, now):
+            health.started(name, now)
+            leg = failed_leg(request, *(other for other in WORKERS if other != name))
+            health.failed(name, now, unreachable=unreachable, leg=leg)
+
+
+@pytest.mark.parametrize("unreachable", [True, False])
+def test_a_request_that_breaks_every_worker_ejects_one_at_most(unreachable: bool) -> None:
+    health = DataPathHealth()
+    for second in range(200):
+        poison(health, 7, float(second), unreachable=unreachable)
+        assert len(health.ejected()) <= 1
+        assert sum(health.is_paused(name, second + 0.1) for name in WORKERS) <= 1
+    for name in WORKERS:
+        health.served(name)
+    assert health.ejected() == []
+
+
+def test_failures_of_another_request_bring_back_what_was_withheld() -> None:
+    health = DataPathHealth()
+    poison(health, 7, 0.0, unreachable=False)
+    for request in (8, 9):
+        health.failed("d2", 1.0, unreachable=False, leg=failed_leg(request, "d1", "d3"))
+    assert health.ejected() == ["d2"]
+    health.failed("d3", 2.0, unreachable=True, leg=failed_leg(10, "d1"))
+    assert health.ejected() == ["d2", "d3"]
+
+
+def test_beside_failures_of_others_a_suspect_counts_once() -> None:
+    health = DataPathHealth()
+    health.failed("d1", 0.0, unreachable=False, leg=failed_leg(1, "d2", "d3"))
+    for _ in range(5):
+        health.failed("d2", 0.0, unreachable=False, leg=failed_leg(7, "d1", "d3"))
+        health.failed("d1", 0.0, unreachable=False, leg=failed_leg(7, "d2", "d3"))
+    assert health.verdict("d1", 0.0).failures == 2
+    assert health.verdict("d2", 0.0).failures == 1
+
+
+def test_a_request_that_some_worker_serves_is_no_suspect() -> None:
+    """Three that break, one that serves: each time the same request is asked."""
+    health = DataPathHealth()
+    for now in range(20):
+        for name in WORKERS:
+            if not health.is_paused(name, now):
+                health.failed(name, now, unreachable=True, leg=failed_leg(7, "d4"))
+        health.suspects.served(7, "decode")
+    assert sorted(health.ejected()) == list(WORKERS)
+
+
+def test_one_request_ejects_no_last_sound_worker() -> None:
+    health = DataPathHealth()
+    for now in range(10):
+        health.failed("d1", now, unreachable=True, leg=failed_leg(7))
+    assert health.ejected() == []
+    health.failed("d1", 10.0, unreachable=True, leg=failed_leg(8))
+    assert health.ejected() == ["d1"]
 
 
 def test_one_that_fails_every_other_request_is_ejected_too() -> None:

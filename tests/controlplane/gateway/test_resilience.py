@@ -9,9 +9,11 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from controlplane.core import health as health_core
 from controlplane.gateway import prober
+from controlplane.gateway.settings import Timeouts
 from workers.engines.emulated.faults import Faults
 
 
@@ -317,6 +319,38 @@ async def test_a28_a_request_that_no_engine_can_answer_does_not_stop_all_others(
     for name in names:
         rig.api(name).faults.set(Faults())
     assert (await rig.complete(prompt="usual")).status_code == 200
+
+
+@pytest.mark.parametrize(("fault", "stream"), [
+    pytest.param(Faults(status=500), False, id="500"),
+    pytest.param(Faults(reset=True), False, id="reset"),
+    pytest.param(Faults(hang=True), False, id="hang"),
+    pytest.param(Faults(reset_after_chunks=2), True, id="reset-in-stream"),
+])  # fmt: skip
+async def test_a_request_that_breaks_every_engine_ejects_one_at_most(
+    rig: Any, fault: Faults, stream: bool
+) -> None:
+    """Whoever repeats it; all the while others are served."""
+    rig.workers = ("p1:prefill", "p2:prefill", "d1:decode", "d2:decode", "d3:decode")
+    rig.timeouts = Timeouts(prefill=0.7, first_byte=0.7, whole_reply=0.7, idle=0.7, drain=1)
+    rig.policies = [rig.policy("scheduling", placement="round_robin")]
+    await rig.start()
+    for api in rig.fleet.apis.values():
+        api.faults.set(structs.replace(fault, only_with="poison"))
+    health, worst = rig.gateway.cluster.health, 0
+    body = {"prompt": "poison", "max_tokens": 20, "stream": stream, "ignore_eos": True}
+    for i in range(2):
+        broken = [asyncio.create_task(rig.complete(**body)) for _ in range(4)]
+        while not all(task.done() for task in broken):
+            assert (await rig.complete(prompt=f"usual {i}", max_tokens=1)).status_code == 200
+            worst = max(worst, len(health.ejected()))
+        answers = [task.result() for task in broken]
+        assert all(r.status_code in (502, 504) or b'"error"' in r.content for r in answers)
+    assert worst <= 1
+    for api in rig.fleet.apis.values():
+        api.faults.set(Faults(reset=True))  # now they are broken for everybody
+    await asyncio.gather(*(rig.complete(prompt=f"lost {i}") for i in range(40)))
+    assert len(health.ejected()) >= 3
 
 
 async def test_a54_requests_go_on_while_a_dead_worker_is_still_listed(rig: Any) -> None:

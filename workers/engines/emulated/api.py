@@ -98,7 +98,7 @@ class Api:
 
     async def _generate(self, exchange: Exchange, *, chat: bool) -> None:
         record = self._record(exchange)
-        faults = self.faults.take()
+        faults = self.faults.take(exchange.body)
         counters = self.worker.counters
         counters.requests += 1
         counters.running += 1

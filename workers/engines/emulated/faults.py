@@ -18,6 +18,7 @@ class Faults(msgspec.Struct, forbid_unknown_fields=True):
     drop_transfer_params: bool = False  # a prefill reply without kv_transfer_params
     retry_after: int = 0  # header of a `status` answer
     times: int = -1
+    only_with: str = ""  # only requests whose body has this
 
 
 class FaultSwitch:
@@ -33,9 +34,11 @@ class FaultSwitch:
     def hangs_health(self) -> bool:
         return self._faults.hang_health and self._faults.times != 0
 
-    def take(self) -> Faults:
-        """Faults of the next request."""
+    def take(self, body: bytes | bytearray = b"") -> Faults:
+        """Faults of the next request, which has this body."""
         faults = self._faults
+        if faults.only_with.encode() not in body:
+            return _NONE
         if faults.times == 0:
             return _NONE
         if faults.times > 0:
