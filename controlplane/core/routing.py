@@ -29,7 +29,7 @@ class TransferCost(msgspec.Struct, frozen=True, gc=False):
         return self.base_seconds + self.seconds_per_token * tokens
 
 
-class Source(msgspec.Struct, frozen=True):
+class Source(msgspec.Struct, frozen=True, gc=False):
     """The node that holds the longest prefix. `costs`: for each node that has a path from it."""
 
     node_id: str
@@ -52,7 +52,7 @@ class PrefillOption(msgspec.Struct, frozen=True, gc=False):
     coming_tokens: int = 0  # of the own prefix: not there yet, with prompts on their way
 
 
-class PrefillCandidate(msgspec.Struct, frozen=True):
+class PrefillCandidate(msgspec.Struct, frozen=True, gc=False):
     """Terms of R31 for one worker, as the decision record shows them."""
 
     worker_id: str
@@ -84,7 +84,7 @@ class DecodeOption(msgspec.Struct, frozen=True, gc=False):
     kv_capacity_tokens: int | None = None
 
 
-class DecodeCandidate(msgspec.Struct, frozen=True):
+class DecodeCandidate(msgspec.Struct, frozen=True, gc=False):
     """Why a decode worker was or was not taken."""
 
     worker_id: str

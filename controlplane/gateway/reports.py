@@ -19,8 +19,8 @@ NEWS_SECONDS = 0.25
 QUIET_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 5.0
 TIMEOUT_SECONDS = 5.0
-AT_ONCE = 8
-"""Records told between two turns of the loop: some 0.2 ms."""
+AT_ONCE = 4
+"""Records told between two turns of the loop: some 0.05 ms."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -84,26 +84,39 @@ class Reporter:
             log.warning("report_refused", status=status, reply=body[:300].decode(errors="replace"))
         return status < 300
 
-    async def _encoded(self, decisions: list[Decision]) -> list[msgspec.Raw]:
+    async def _encoded(self, decisions: list[Decision]) -> list[bytes]:
         """All there are for one report, which go into `decisions` too. Requests run in between: to
         put a second's records into words takes longer than a first token may wait."""
-        encoded: list[msgspec.Raw] = []
+        encoded: list[bytes] = []
         while some := self._records.take(min(AT_ONCE, MAX_PER_REPORT - len(decisions))):
             decisions += some
-            encoded += [raw for decision in some if (raw := _encoded_one(decision)) is not None]
+            encoded += [one for decision in some if (one := _encoded_one(decision)) is not None]
             await asyncio.sleep(0)
         return encoded
 
-    async def _send(self, decisions: list[msgspec.Raw]) -> tuple[int, bytes]:
+    async def _send(self, encoded: list[bytes]) -> tuple[int, bytes]:
         revision, stats = self._stats()
-        report = Report(self._url, os.getpid(), revision, stats, decisions)
-        return await self._client.call("POST", self._path, _encode(report), seconds=TIMEOUT_SECONDS)
+        start = _encode(Report(self._url, os.getpid(), revision, stats))
+        await asyncio.sleep(0)
+        body = _with_decisions(start, encoded)
+        return await self._client.call("POST", self._path, body, seconds=TIMEOUT_SECONDS)
 
 
-def _encoded_one(decision: Decision) -> msgspec.Raw | None:
+def _with_decisions(report: bytes, encoded: list[bytes]) -> list[bytes]:
+    """Pieces of the report, whose own list is empty and stands last, with these in it."""
+    assert report.endswith(b"[]}")
+    pieces = [report[:-2]]
+    for one in encoded:
+        pieces += (one, b",")
+    if encoded:
+        pieces.pop()
+    return [*pieces, b"]}"]
+
+
+def _encoded_one(decision: Decision) -> bytes | None:
     """None: one of no use must not keep all the others back."""
     try:
-        return msgspec.Raw(_encode(decision))
+        return _encode(decision)
     except Exception:
         log.exception("record_left_out", request=decision.request_id)
         return None

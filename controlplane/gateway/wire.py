@@ -89,7 +89,7 @@ class View(msgspec.Struct, frozen=True):
 # --- written ---
 
 
-class Phase(msgspec.Struct, omit_defaults=True):
+class Phase(msgspec.Struct, omit_defaults=True, gc=False):
     """One bar of the waterfall."""
 
     name: str
@@ -99,7 +99,7 @@ class Phase(msgspec.Struct, omit_defaults=True):
     note: str = ""
 
 
-class Leg(msgspec.Struct):
+class Leg(msgspec.Struct, gc=False):
     """What a worker's connector reported of its leg; several reports of one leg add up."""
 
     worker_id: str
@@ -133,7 +133,7 @@ RequestStatus = Literal[
 ]
 
 
-class Verdict(msgspec.Struct, omit_defaults=True):
+class Verdict(msgspec.Struct, omit_defaults=True, gc=False):
     """What admission predicted of a request that it rejected, or let in as a probe."""
 
     gate: Literal["", "ttft", "tbt", "queue_full", "deadline"]
@@ -145,7 +145,7 @@ class Verdict(msgspec.Struct, omit_defaults=True):
     met: bool | None = None
 
 
-class ObservedPlacement(msgspec.Struct, frozen=True):
+class ObservedPlacement(msgspec.Struct, frozen=True, gc=False):
     """What another algorithm would have done with the request."""
 
     algorithm: str
@@ -153,7 +153,7 @@ class ObservedPlacement(msgspec.Struct, frozen=True):
     predicted_ttft_seconds: float  # queue, transfer and prefill, as of the candidates
 
 
-class Hedge(msgspec.Struct, omit_defaults=True):
+class Hedge(msgspec.Struct, omit_defaults=True, gc=False):
     """A second leg 1 that was sent beside a late one."""
 
     worker_id: str
@@ -161,7 +161,7 @@ class Hedge(msgspec.Struct, omit_defaults=True):
     winner: Literal["", "first", "second"] = ""
 
 
-class Decision(msgspec.Struct, omit_defaults=True):
+class Decision(msgspec.Struct, omit_defaults=True, gc=False):
     """A decision record."""
 
     request_id: str
@@ -270,10 +270,10 @@ class GatewayStats(msgspec.Struct):
 
 
 class Report(msgspec.Struct):
-    """GatewayReport."""
+    """GatewayReport. Decisions stand last: those of a report are encoded one by one."""
 
     url: str
     pid: int
     view_revision: int
     stats: GatewayStats
-    decisions: list[Decision] | list[msgspec.Raw] = []
+    decisions: list[Decision] = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -228,9 +229,9 @@ class Sink:
         self.bodies: list[Any] = []
 
     async def call(
-        self, method: str, path: str, body: bytes | None = None, *, seconds: float
+        self, method: str, path: str, body: Sequence[bytes] = (), *, seconds: float
     ) -> tuple[int, bytes]:
-        self.bodies.append(msgspec.json.decode(body or b"{}"))
+        self.bodies.append(msgspec.json.decode(b"".join(body)))
         return self.status, b""
 
 
