@@ -44,6 +44,7 @@ from controlplane.gateway.prober import Prober
 from controlplane.gateway.prompts import Tokenizers, prompt_chars
 from controlplane.gateway.records import Records
 from controlplane.gateway.reports import Reporter
+from controlplane.gateway.rereading import Rereading
 from controlplane.gateway.routes import (
     ANYWHERE,
     POSTED,
@@ -68,7 +69,6 @@ from controlplane.gateway.watch import Watch
 from controlplane.gateway.what_if import PATH as PLACE_PATH
 from controlplane.gateway.what_if import placed_body
 from controlplane.gateway.wire import GatewayStats, View, ViewKey
-from workers.core.errors import ConfigError
 from workers.process import rss_bytes
 
 log = structlog.get_logger(__name__)
@@ -118,6 +118,9 @@ class Gateway:
         self._client: ApiClient | None = None
         self._follower: ViewFollower | None = None
         self._reporter: Reporter | None = None
+        self._rereading = Rereading(
+            settings.static_view, lambda: self.cluster.view, self.cluster.apply
+        )
         self.cluster.on_view.append(self._load_tokenizers)
 
     # --- life ---
@@ -145,6 +148,7 @@ class Gateway:
     async def stop(self, drain_seconds: float | None = None) -> None:
         """Drain (bounded), send the last report, end every task. Idempotent."""
         await self.server.stop(drain_seconds)
+        await self._rereading.close()
         tasks, self._tasks = self._tasks, []
         for task in tasks:
             task.cancel()
@@ -170,16 +174,8 @@ class Gateway:
 
     def reload_static(self) -> None:
         """Read the static file again (SIGHUP); one with a fault changes nothing."""
-        path = self.settings.static_view
-        if not path:
-            return
-        try:
-            view = load_static(path, self.cluster.view.revision + 1)
-        except ConfigError as error:
-            log.error("static_not_reread", error=str(error), effect="the last one is kept")  # noqa: TRY400 - the trace says nothing
-            return
-        self.cluster.apply(view)
-        log.info("static_reread", workers=len(view.workers), revision=view.revision)
+        if self.settings.static_view:
+            self._rereading.wanted()
 
     def _keep_house(self) -> None:
         """Apart: what fails in one does not stop the others."""

@@ -57,6 +57,7 @@ class WorkerState:
 
     row: ViewWorker
     upstream: Upstream
+    since: float = field(default_factory=monotonic)  # legs that were sent before met another engine
     namespace: bytes | None = None
     block_tokens: int | None = None
     prefill_times: PrefillModel = field(default_factory=PrefillModel)
@@ -128,6 +129,7 @@ class Cluster:
         self.view = View()
         self.has_view = False
         self.workers: dict[str, WorkerState] = {}
+        self.retired: list[WorkerState] = []  # listed no more, with requests under way
         self.models: dict[str, ViewModel] = {}
         self.keys: dict[str, ViewKey] = {}  # by sha256
         self.desk = Desk(stats, Random())  # noqa: S311 - draws probes, no secrets
@@ -154,7 +156,16 @@ class Cluster:
     # --- views ---
 
     def apply(self, view: View) -> None:
-        """Take a view in, at once."""
+        """Take a view in, at once; one that cannot be is as if it had never come, but for its error."""
+        old, had_one = self.view, self.has_view
+        try:
+            self._take_in(view)
+        except Exception:
+            if had_one and view is not old:
+                self._take_in(old)
+            raise
+
+    def _take_in(self, view: View) -> None:
         workers = self._orphans.keep([row for row in view.workers if self._can_be_called(row)])
         if workers != view.workers:
             view = msgspec.structs.replace(view, workers=workers)
@@ -187,12 +198,14 @@ class Cluster:
         return True
 
     def _apply_workers(self, rows: list[ViewWorker]) -> None:
-        timeouts = self._settings.timeouts
+        timeouts, same = self._settings.timeouts, set[str]()
         for row in rows:
             state = self.workers.get(row.id)
-            if state is None or state.row.url != row.url:
+            if state is not None and (state.row.url, state.row.model) == (row.url, row.model):
+                same.add(row.id)
+            else:  # whatever its name, it is another engine
                 if state is not None:
-                    state.upstream.close()
+                    self._retire(state)
                 upstream = Upstream(row.url, timeouts.connect, timeouts.worker_keep_alive)
                 state = self.workers[row.id] = WorkerState(row, upstream)
             state.row = row
@@ -201,10 +214,16 @@ class Cluster:
                 state.block_tokens = row.block_tokens
         known = {row.id for row in rows}
         for gone in self.workers.keys() - known:
-            self.workers.pop(gone).upstream.close()
-        self.health.keep(known)
+            self._retire(self.workers.pop(gone))
+        self.health.keep(same)
         for gone in self.stats.workers.keys() - known:
             del self.stats.workers[gone]
+
+    def _retire(self, state: WorkerState) -> None:
+        """What it was asked it may still answer."""
+        state.upstream.retire()
+        self.retired = [one for one in self.retired if one.upstream.num_connections]
+        self.retired.append(state)
 
     def _apply_modes(self) -> None:
         """By the roles of the workers alone, however the gateway was started (A50)."""
@@ -283,11 +302,12 @@ class Cluster:
 
     def leg_failed(
         self, worker_id: str, leg: str, request: int, *, unreachable: bool, answered: bool,
-        refused: bool, error: str,
+        refused: bool, error: str, sent_at: float,
     ) -> None:  # fmt: skip
         """A leg that was sent came to nothing there. `request`: equal for equal ones. `answered`:
         the engine said so, about this request; `refused`: no request can be why."""
-        if worker_id not in self.workers:
+        state = self.workers.get(worker_id)
+        if state is None or sent_at < state.since:
             return
         others = self._others(worker_id)
         failed = None if refused else FailedLeg(request, leg, others, answered)
@@ -441,7 +461,7 @@ class Cluster:
                 waiter.set_result(grant.worker_id)
 
     def close(self) -> None:
-        for state in self.workers.values():
+        for state in (*self.workers.values(), *self.retired):
             state.upstream.close()
 
 

@@ -11,7 +11,7 @@ from controlplane.core.handshake import decode_params as foreign_params
 from controlplane.core.lifecycle import DecodeRetried, DecodeStarted, SlotTaken
 from controlplane.core.routing import DecodeOption, order_decode
 from controlplane.gateway.admission import Forecast
-from controlplane.gateway.answers import CancelledByOperatorError, error_event
+from controlplane.gateway.answers import AnswerError, CancelledByOperatorError, error_event
 from controlplane.gateway.bodies import KvParams, decode_leg, ours
 from controlplane.gateway.cluster import WorkerState
 from controlplane.gateway.encodings import is_undone
@@ -43,7 +43,7 @@ async def decode(run: Running, prefilled: PrefillReply) -> None:
     """Answers the client. Raises `AnswerError` when no decode worker could, `ClientFault`."""
     num_blocks = _blocks(run, prefilled)
     tried: set[str] = set()
-    leave_unfit(run)
+    await leave_unfit(run)
     while True:
         name = run.life.slot_worker
         staged = run.staged
@@ -64,12 +64,34 @@ async def decode(run: Running, prefilled: PrefillReply) -> None:
             return
 
 
-def leave_unfit(run: Running) -> None:
-    """Where the worker whose slot is held takes nothing now: to another, if one is free; else it is
-    tried all the same."""
-    worker = run.context.cluster.workers.get(run.life.slot_worker)
-    if worker is None or not run.may_send(worker):
-        _move(run, {run.life.slot_worker})
+async def leave_unfit(run: Running) -> None:
+    """Where the worker whose slot is held takes nothing now: to another. While none is free, one
+    that drains or has failed is tried all the same; for one that is gone another is waited for."""
+    cluster, model = run.context.cluster, run.asked.model
+    worker = cluster.workers.get(run.life.slot_worker)
+    if worker is not None and run.may_send(worker):
+        return
+    is_gone = worker is None or worker.row.model != model
+    if not _move(run, {run.life.slot_worker}) and is_gone and cluster.has_ready(model, "decode"):
+        await _wait_elsewhere(run)
+
+
+async def _wait_elsewhere(run: Running) -> None:
+    """Raises `AnswerError`."""
+    cluster, request_id, plan = run.context.cluster, run.asked.request_id, run.plan
+    gone, seconds = run.life.slot_worker, run.context.settings.timeouts.slot
+    cluster.free_slot(request_id)
+    worker_id = await cluster.wait_for_slot(
+        request_id, run.asked.model, seconds, plan.kv_tokens, plan.standing.rank
+    )
+    if worker_id is None:
+        message = (
+            f"worker {gone}, where request {request_id} was to be decoded, has left, and no other"
+            f" decode slot of {run.asked.model} came free within {seconds:g} s"
+        )
+        raise AnswerError(503, message, "no_slot", retry_after=5)
+    run.step(SlotTaken(worker_id))
+    run.decision.decode_worker = worker_id
 
 
 def try_elsewhere(run: Running, error: LegError, tried: set[str]) -> None:

@@ -121,11 +121,11 @@ class Passing:
                 return
 
     async def _ask(self, worker: WorkerState, passed: Passed) -> WorkerAnswer:
-        name, health = worker.row.id, self._cluster.health
+        name, health, sent_at = worker.row.id, self._cluster.health, monotonic()
         head = leg_head(passed.request_id, "d", passed.request.headers)
         self._cluster.stats.worker(name).requests += 1
         self.busy[name] += 1
-        health.started(name, monotonic())
+        health.started(name, sent_at)
         try:
             answer = await self._sender.whole(
                 worker, passed.path, head, passed.body, passed.content_type
@@ -135,6 +135,7 @@ class Passing:
             self._cluster.leg_failed(
                 name, "whole", hash(passed.body), unreachable=error.unreachable,
                 answered=error.answered, refused=error.refused, error=str(error),
+                sent_at=sent_at,
             )  # fmt: skip
             raise
         except ClientFault as fault:

@@ -81,8 +81,11 @@ async def _try(run: Running, worker: WorkerState, priced: Priced) -> PrefillRepl
     """None: another worker may still serve."""
     asked, context, row = run.asked, run.context, worker.row
     cluster, request_id = context.cluster, asked.request_id
-    if not cluster.dispatch.holds(request_id, row.id) and not await turns.again(run, priced):
-        return None
+    if not cluster.dispatch.holds(request_id, row.id):
+        if not await turns.again(run, priced):
+            return None
+        if cluster.workers.get(row.id) is not worker or not run.may_send(worker):
+            return None  # it was replaced meanwhile, or failed
     head, body = begin(run, worker, priced, params(run, worker, priced))
     if run.plan.policies.scheduling.hedge.after_seconds and run.decision.hedge is None:
         return await hedged(run, worker, priced, head, body)

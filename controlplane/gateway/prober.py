@@ -10,7 +10,7 @@ from time import monotonic
 import structlog
 
 from controlplane.gateway.cluster import Cluster, WorkerState
-from controlplane.gateway.upstream import UpstreamError
+from controlplane.gateway.upstream import Upstream, UpstreamError
 
 log = structlog.get_logger(__name__)
 
@@ -28,7 +28,7 @@ class Prober:
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
-        self._unanswered: dict[str, int] = {}
+        self._unanswered: dict[Upstream, int] = {}
 
     async def run(self) -> None:
         while True:
@@ -41,39 +41,47 @@ class Prober:
     async def _round(self) -> None:
         now = monotonic()
         ejected = set(self._cluster.health.ejected())
+        workers = self._cluster.workers
         suspects = [
             worker
-            for name, worker in self._cluster.workers.items()
-            if name in ejected or worker.upstream.is_silent(now, SILENT_SECONDS)
+            for worker in (*workers.values(), *self._cluster.retired)
+            if worker.upstream.is_silent(now, SILENT_SECONDS)
+            or (worker.row.id in ejected and workers.get(worker.row.id) is worker)
         ]
-        for name in self._unanswered.keys() - {worker.row.id for worker in suspects}:
-            del self._unanswered[name]
+        for upstream in self._unanswered.keys() - {worker.upstream for worker in suspects}:
+            del self._unanswered[upstream]
         await asyncio.gather(*(self._probe(worker) for worker in suspects))
 
     async def _probe(self, worker: WorkerState) -> None:
-        name, error = worker.row.id, ""
+        error = ""
         try:
             status = await _ask(worker)
             if status >= 500:
                 error = f"its health route answered {status}"
         except UpstreamError as failure:
             error = f"its health route gave no answer: {failure}"
-        now = monotonic()
-        self._cluster.health.probed(name, now, answers=not error)
+        now, upstream = monotonic(), worker.upstream
+        if self._is_listed(worker):
+            self._cluster.health.probed(worker.row.id, now, answers=not error)
         if not error:
-            self._unanswered.pop(name, None)
+            self._unanswered.pop(upstream, None)
             return
-        count = self._unanswered[name] = self._unanswered.get(name, 0) + 1
+        count = self._unanswered[upstream] = self._unanswered.get(upstream, 0) + 1
         if count >= PROBES_TO_GIVE_UP:  # and each time after that: a trial may have gone there
             self._give_up(worker, error, now)
 
     def _give_up(self, worker: WorkerState, error: str, now: float) -> None:
         """Its legs fail, each in its own walk; those before their first byte go elsewhere."""
         name = worker.row.id
-        self._cluster.health.failed(name, now, unreachable=True, error=error)
+        if self._is_listed(worker):
+            self._cluster.health.failed(name, now, unreachable=True, error=error)
         count = worker.upstream.fail_waiting(UpstreamError("hung", f"it hangs: {error}"))
-        if count or self._unanswered[name] == PROBES_TO_GIVE_UP:
+        if count or self._unanswered[worker.upstream] == PROBES_TO_GIVE_UP:
             log.warning("worker_hangs", worker=name, error=error, legs_ended=count)
+
+    def _is_listed(self, worker: WorkerState) -> bool:
+        """Not one whose name another engine has now."""
+        return self._cluster.workers.get(worker.row.id) is worker
 
 
 async def _ask(worker: WorkerState) -> int:

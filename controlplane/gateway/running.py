@@ -217,9 +217,12 @@ class Running:
         """Counted against the worker; the record says which leg."""
         self.context.stats.worker(name).failures += 1
         if error.was_sent or error.refused:
+            outcome = self.outcome
+            sent_at = outcome.prefill_sent_at if leg == "prefill" else outcome.decode_sent_at
             self.context.cluster.leg_failed(
                 name, leg, hash(self.asked.request.body), unreachable=error.unreachable,
                 answered=error.answered, refused=error.refused, error=str(error),
+                sent_at=sent_at,
             )  # fmt: skip
         self.failed_worker = name
         self.decision.failed_leg = leg

@@ -23,6 +23,8 @@ from workers.core.errors import ConfigError
 
 MAX_WORKERS: Final = 4000
 MAX_FILE_BYTES: Final = 4 * 1024 * 1024
+MAX_SHOWN: Final = 200
+_STEPS: Final = re.compile(r"([^.\[\]]+)|\[(\d+)\]")
 _decode_view = msgspec.json.Decoder(View).decode
 _Name = Annotated[str, msgspec.Meta(min_length=1, max_length=256)]
 
@@ -66,6 +68,8 @@ def load_static(path: str, revision: int = 1) -> View:
         content = tomllib.loads(raw.decode("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise _wrong(path, f"is no TOML: {error}", "Mend the line that is named.") from None
+    except RecursionError:
+        raise _wrong(path, "is nested too deep", "Write [[worker]] and its fields.") from None
     try:
         file = msgspec.convert(content, _File)
     except msgspec.ValidationError as error:
@@ -73,8 +77,26 @@ def load_static(path: str, revision: int = 1) -> View:
             "Each worker is a [[worker]] with url, role (prefill, decode or both), model and"
             " handshake (perilune, nixl, mooncake or none)."
         )
-        raise _wrong(path, str(error), way_out) from None
+        raise _wrong(path, _in_words(error, content), way_out) from None
     return _view(path, file, revision)
+
+
+def _in_words(error: Exception, content: Any) -> str:
+    """With the field's name, its entry counted from 1, and what stands there."""
+    message, at, place = str(error).rpartition(" - at `$.")
+    if not at:
+        return str(error)
+    steps = [step or int(index) for step, index in _STEPS.findall(place.rstrip("`"))]
+    name, value = "", content
+    for step in steps:
+        name += f"[{step + 1}]" if isinstance(step, int) else f".{step}" if name else step
+        try:
+            value = value[step]
+        except (LookupError, TypeError):
+            return f"{name}: {message}"
+    if isinstance(value, dict | list):
+        return f"{name}: {message}"
+    return f"{name} = {repr(value)[:MAX_SHOWN]}: {message}"
 
 
 def _view(path: str, file: _File, revision: int) -> View:
@@ -101,8 +123,13 @@ def _check_ids(path: str, workers: list[ViewWorker]) -> None:
 def _json(path: str, raw: bytes) -> View:
     try:
         view = _decode_view(raw)
-    except msgspec.DecodeError as error:
-        raise _wrong(path, f"is no ClusterView: {error}", "Mend the field it names.") from None
+    except (msgspec.DecodeError, RecursionError) as error:
+        try:
+            content = msgspec.json.decode(raw)
+        except (msgspec.DecodeError, RecursionError):
+            content = None
+        problem = f"is no ClusterView: {_in_words(error, content)}"
+        raise _wrong(path, problem, "Mend the field it names.") from None
     for policy in view.policies:
         _policy(path, policy.kind, policy.spec)
     for number, row in enumerate(view.workers, 1):

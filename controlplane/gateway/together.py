@@ -56,7 +56,7 @@ async def together(run: Running, worker: WorkerState, priced: Priced, tried: set
     `ClientFault` for what an engine refuses.
     """
     bootstraps, name = run.context.bootstraps, worker.row.id
-    leave_unfit(run)
+    await leave_unfit(run)
     while True:
         bootstrap = bootstraps.get(name)
         if bootstrap is None:  # what leg 1 computed, nobody could ask for
@@ -66,6 +66,8 @@ async def together(run: Running, worker: WorkerState, priced: Priced, tried: set
             return False
         holds = run.context.cluster.dispatch.holds(run.asked.request_id, name)
         if not holds and not await turns.again(run, priced):
+            return False
+        if run.context.cluster.workers.get(name) is not worker:
             return False
         pair = _Pair(run, worker, priced, bootstrap)
         try:

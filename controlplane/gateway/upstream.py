@@ -91,6 +91,12 @@ class Upstream:
         for connection in list(self._all):
             connection.abort()
 
+    def retire(self) -> None:
+        """Nothing new goes there: what is under way ends by itself, in its own bounds. Idempotent."""
+        self._closed = True
+        for connection in list(self._idle):
+            connection.abort()
+
     def is_silent(self, now: float, seconds: float) -> bool:
         """Whether something is waited for, and nothing has come for so long."""
         silent = False
