@@ -72,10 +72,29 @@ def _worker_findings(workers: list[Worker]) -> Iterator[Finding]:
         if worker.state == "failed":
             cause = f": {worker.last_error}" if worker.last_error else ""
             yield opens, "critical", f"worker {worker.id} failed{cause}"[:300], opens
+        elif _left_out(worker):
+            text = f"gateways leave {worker.id} out, its requests fail: {worker.data_path_note}"
+            yield f"{opens}/data_path", _left_out_severity(worker, workers), text[:300], opens
     for role in ("prefill", "decode"):
         of_role = [w for w in workers if w.role in {role, "both"}]
         if of_role and not any(w.state == "ready" for w in of_role):
             yield f"role/{role}", "critical", f"no {role} worker is ready", "topology"
+
+
+def _left_out(worker: Worker) -> bool:
+    return worker.state == "ready" and worker.data_path == "ejected"
+
+
+def _left_out_severity(worker: Worker, workers: list[Worker]) -> Severity:
+    """Critical where no other worker of its role serves."""
+    others = any(
+        other.id != worker.id
+        and other.role in (worker.role, "both")
+        and other.state == "ready"
+        and not _left_out(other)
+        for other in workers
+    )
+    return "warn" if others else "critical"
 
 
 def _service_findings(overview: Overview) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from controlplane.fleet.schemas import Worker
 from controlplane.overview.attention import Since, findings
 from controlplane.stats.schemas import Overview
 
@@ -38,3 +39,29 @@ def test_a_line_keeps_its_time_while_its_number_moves() -> None:
             findings([], [], [], seen(ttft_p95_seconds=ttft, slo_max_ttft_seconds=0.001)), at
         )
     assert [line.since for line in lines] == [10.0]
+
+
+def worker(name: str, data_path: str = "ok", **changes: object) -> Worker:
+    values = {
+        "id": name, "node_id": "n1", "role": "prefill", "model": "m", "url": "", "state": "ready",
+        "data_path": data_path, "data_path_note": "answered 503" if data_path != "ok" else "",
+    }  # fmt: skip
+    return Worker.model_validate(values | changes)
+
+
+def of_workers(*workers: Worker) -> list[tuple[str, str, str]]:
+    found = findings([], list(workers), [], seen())
+    return [(severity, text, opens) for _, severity, text, opens in found]
+
+
+def test_a_worker_that_gateways_leave_out_is_said_though_its_probe_is_fine() -> None:
+    text = "gateways leave p1 out, its requests fail: answered 503"
+    assert of_workers(worker("p1", "ejected"), worker("p2")) == [("warn", text, "worker/p1")]
+    alone = of_workers(worker("p1", "ejected"), worker("p2", state="loading"))
+    assert alone == [("critical", text, "worker/p1")]
+    assert of_workers(worker("p1", "trial"), worker("p2")) == []
+
+
+def test_the_last_two_of_a_role_are_both_critical() -> None:
+    both = of_workers(worker("p1", "ejected"), worker("p2", "ejected"))
+    assert [severity for severity, *_ in both] == ["critical", "critical"]
