@@ -68,11 +68,15 @@ class AsyncAgentClient:
         tls: TlsFiles | Literal[False] | None = None,
         *,
         shares: bool = False,
+        on_refused: Callable[[Refused], None] = lambda _refusal: None,
     ) -> None:
         """`secret` and `tls` are the cluster's, for addresses over TCP; by default the data
-        folder's. `tls` False: none. `shares`: the stream brings other gateways' load, too."""
+        folder's. `tls` False: none. `shares`: the stream brings other gateways' load, too.
+        `on_refused` gets what the agent says to a `tell` that it does not pass on."""
         self.address = address
         self._shares = shares
+        self._on_refused = on_refused
+        self._subscribed_by: int | None = None  # seq of the stream's last Subscribe
         self._secret = secret
         self._tls = tls
         self._hello = hello
@@ -183,7 +187,7 @@ class AsyncAgentClient:
                 continue
             self._stream, self.welcome, self._resyncing = stream, stream.welcome, False
             try:
-                stream.send(Subscribe(*position(), self._shares))
+                self._subscribed_by = stream.send(Subscribe(*position(), self._shares))
                 async for message in self._read_stream(stream):
                     backoff.succeeded()
                     yield message
@@ -203,11 +207,11 @@ class AsyncAgentClient:
         if self._stream is not None and not self._resyncing:
             self._resyncing = True
             with contextlib.suppress(ConnectionResetError):
-                self._stream.send(Subscribe(0, 0, self._shares))
+                self._subscribed_by = self._stream.send(Subscribe(0, 0, self._shares))
 
     def tell(self, share: TellShare) -> bool:
         """On the stream's connection, to be passed on to other gateways; whether it went out. Its
-        answer is not waited for. Never blocks."""
+        answer is not waited for: `on_refused` gets a refusal. Never blocks."""
         stream = self._stream
         if stream is None or stream.num_unsent > MAX_UNSENT_BYTES:
             return False
@@ -231,6 +235,8 @@ class AsyncAgentClient:
                 self._resyncing = False
             if isinstance(reply.body, EventBatch | Snapshot | LegReport | GatewayShare):
                 yield reply.body
+            elif isinstance(reply.body, Refused) and reply.seq != self._subscribed_by:
+                self._on_refused(reply.body)
 
     async def _exchange(self, bodies: Sequence[RequestBody]) -> list[ReplyBody]:
         if self._calls is not None and self._calls.has_ended:  # nothing of this was said on it

@@ -5,6 +5,7 @@ import asyncio
 import signal
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import structlog
 import uvloop
@@ -16,6 +17,7 @@ from controlplane.gateway.settings import Limits, Settings, Timeouts
 from controlplane.gateway.upstream import check_url
 from controlplane.logs import configure_log
 from workers.core.errors import ConfigError
+from workers.core.hosts import is_anywhere
 from workers.process import die_with_parent
 
 log = structlog.get_logger(__name__)
@@ -29,6 +31,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--id", default="gw-1", help="unique among the gateways of a cluster")
     add("--host", default="127.0.0.1")
     add("--port", type=int, default=8000, help="0 takes a free one")
+    add("--advertise", default="", metavar="URL",
+        help="how the control plane reaches this gateway, where that is not its host and port")  # fmt: skip
     add("--control-plane", default="", metavar="URL")
     add("--token-file", default="", metavar="FILE", help="bearer token for the control plane")
     add("--agent", action="append", default=[], metavar="ADDRESS",
@@ -64,6 +68,7 @@ def settings_from(argv: list[str]) -> tuple[Settings, str]:
         gateway_id=args.id,
         host=args.host,
         port=args.port,
+        advertise=_advertised(args.advertise),
         control_plane=_http_url("--control-plane", args.control_plane, "http://127.0.0.1:7700"),
         token=_token(args.token_file),
         agents=tuple(args.agent),
@@ -120,6 +125,14 @@ def _http_url(option: str, url: str, example: str) -> str:
     return url
 
 
+def _advertised(url: str) -> str:
+    example = "http://10.0.0.5:8000"
+    if url and is_anywhere(urlsplit(_http_url("--advertise", url, example)).hostname or ""):
+        problem = "names no machine: that is an address to be bound to"
+        raise ConfigError("--advertise", url, problem, f"Write it as {example}.")
+    return url
+
+
 def _token(path: str) -> str:
     if not path:
         return ""
@@ -144,7 +157,7 @@ async def _serve(settings: Settings) -> None:
     try:
         await gateway.start()
         log.info(
-            "gateway_ready", url=gateway.url, id=settings.gateway_id, open_files=open_files(),
+            "gateway_ready", url=gateway.url, announced=gateway.announced, id=settings.gateway_id, open_files=open_files(),
             max_connections=settings.limits.max_connections,
         )  # fmt: skip
         await stop.wait()

@@ -150,7 +150,9 @@ class Agents:
 
     def _follow(self, address: str) -> None:
         hello = make_hello("gateway", self._gateway_id)
-        client, neighbours = AsyncAgentClient(address, hello, shares=True), Neighbours()
+        neighbours = Neighbours()
+        refused = partial(self._sharing.refused, neighbours, address)
+        client = AsyncAgentClient(address, hello, shares=True, on_refused=refused)
         feed = Feed(client, self._cluster.index, self._on_leg, partial(self._hear, address))
         followed = _Followed(address, client, feed, neighbours=neighbours)
         self._followed[address] = followed

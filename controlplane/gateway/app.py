@@ -14,6 +14,7 @@ import msgspec
 import structlog
 
 from controlplane.core.text_keys import text_prompt
+from controlplane.gateway.address import announced_url, bound_url
 from controlplane.gateway.admission import read_priority
 from controlplane.gateway.agents import Agents
 from controlplane.gateway.answers import AnswerError
@@ -115,6 +116,7 @@ class Gateway:
         self._id_suffix = secrets.token_hex(6)
         self._id_seed = secrets.randbits(32)
         self._tasks: list[asyncio.Task[None]] = []
+        self.announced = ""  # to the control plane, once it has started
         self._client: ApiClient | None = None
         self._follower: ViewFollower | None = None
         self._reporter: Reporter | None = None
@@ -133,14 +135,15 @@ class Gateway:
         self._keep_house()
         self._last("prober", self._prober.run)
         if self.settings.control_plane:
-            self._start_control_plane()
+            await self._start_control_plane()
 
-    def _start_control_plane(self) -> None:
+    async def _start_control_plane(self) -> None:
         settings = self.settings
+        self.announced = await announced_url(settings, self.server.port)
         self._client = ApiClient(settings.control_plane, settings.token)
         self._follower = ViewFollower(self._client, settings.gateway_id, self.cluster.apply)
         self._reporter = Reporter(
-            self._client, settings.gateway_id, self.url, self.records, self._report_stats
+            self._client, settings.gateway_id, self.announced, self.records, self._report_stats
         )
         self._last("view", self._follower.run)
         self._last("reports", self._reporter.run)
@@ -170,7 +173,7 @@ class Gateway:
 
     @property
     def url(self) -> str:
-        return f"http://{self.settings.host}:{self.server.port}"
+        return bound_url(self.settings, self.server.port)
 
     def reload_static(self) -> None:
         """Read the static file again (SIGHUP); one with a fault changes nothing."""
@@ -430,6 +433,7 @@ class Gateway:
             by_state=self._watch.by_state(),
             staged_released=stats.staged_released,
             staged_left=stats.staged_left,
+            shares_refused=stats.shares_refused,
             prefetches_cancelled=stats.prefetches_cancelled,
             hedges_sent=self._context.hedges.sent,
             hedges_won=self._context.hedges.won,

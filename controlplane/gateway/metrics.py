@@ -54,6 +54,9 @@ STAGED_RELEASED = _counter(
     "staged_released", "KV at foreign prefill workers, freed by a decode leg."
 )
 STAGED_LEFT = _counter("staged_left", "KV at foreign prefill workers, left to their own timer.")
+SHARES_REFUSED = _counter(
+    "shares_refused", "Loads told to other gateways that a node's agent refused to pass on."
+)
 HEDGED = _counter("hedged_prefills", "Prefill legs sent beside a late one.")
 HEDGES_WON = _counter("hedges_won", "Of these, those that answered first.")
 STUCK = _counter("stuck_requests", "Requests that waited beyond their state's bound.", "state")
@@ -115,6 +118,7 @@ class Extra:
     handoff_missing: int
     staged_released: int
     staged_left: int
+    shares_refused: int
     sampled_out: int
     prompts_left_out: int
     prefetches_cancelled: int
@@ -167,6 +171,7 @@ def _plain(stats: GatewayStats, extra: Extra) -> list[tuple[Series, float]]:
         (HANDOFF, extra.handoff_missing),
         (STAGED_RELEASED, extra.staged_released),
         (STAGED_LEFT, extra.staged_left),
+        (SHARES_REFUSED, extra.shares_refused),
         (HEDGED, extra.hedges_sent),
         (HEDGES_WON, extra.hedges_won),
         (SAMPLED_OUT, extra.sampled_out),

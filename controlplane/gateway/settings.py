@@ -40,6 +40,7 @@ class Settings:
     gateway_id: str = "gw-1"
     host: str = "127.0.0.1"
     port: int = 8000
+    advertise: str = ""  # URL by which others reach it; empty: by host and port
     control_plane: str = ""  # URL; empty: none
     token: str = ""
     agents: tuple[str, ...] = ()  # followed besides those of the view

@@ -6,11 +6,14 @@ and hears on that node's event stream what others told. A gateway that is alone 
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Final, TypeVar
+
+import structlog
 
 from controlplane.core.dispatch_queue import ALONE, Beside
 from controlplane.core.expected import Change
@@ -31,12 +34,18 @@ from workers.core.gateway_messages import (
     WorkerShare,
 )
 from workers.core.hashing import BLOCK_HASH_BYTES
+from workers.core.messages import Refused
+
+log = structlog.get_logger(__name__)
 
 TELL_SECONDS: Final = 0.005
 TELL_AGAIN_SECONDS: Final = STALE_SECONDS / 4
 CHAIN_SECONDS: Final = 120.0
 """After which another gateway's leg is taken to have ended."""
 MAX_CHANGES: Final = 4096
+MAX_REFUSALS: Final = 16
+"""Reasons of one agent that are told apart; more are counted alone."""
+_NUMBER: Final = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?")
 T = TypeVar("T")
 S = TypeVar("S", PrefillSample, DecodeSample)
 _Mark = tuple[int, ...]
@@ -53,6 +62,7 @@ class Neighbours:
     coming: deque[ComingBlocks] = field(default_factory=lambda: deque(maxlen=4 * MAX_LEGS))
     ended: deque[str] = field(default_factory=lambda: deque(maxlen=4 * MAX_LEGS))
     chains: dict[str, float] = field(default_factory=dict)  # others' legs, since when; oldest first
+    refusals: set[str] = field(default_factory=set)  # that were logged
 
     def news(self, changes: Iterable[Change]) -> None:
         """Legs of ours that come to this node, or do so no more."""
@@ -109,6 +119,18 @@ class Sharing:
         coming, ended = _taken(neighbours.coming), _taken(neighbours.ended)
         if tell(TellShare(named, prefills, decodes, coming, ended)):
             neighbours.told, neighbours.told_at = marks, now
+
+    def refused(self, neighbours: Neighbours, address: str, refusal: Refused) -> None:
+        """The agent there passed our load on to nobody; each reason is said once."""
+        self._cluster.stats.shares_refused += 1
+        reason = f"{refusal.code} {_NUMBER.sub('#', refusal.message)}"
+        if reason in neighbours.refusals or len(neighbours.refusals) >= MAX_REFUSALS:
+            return
+        neighbours.refusals.add(reason)
+        log.warning(
+            "share_refused", agent=address, code=refusal.code, reason=refusal.message,
+            effect="the other gateways there do not know of this one's load",
+        )  # fmt: skip
 
     def changes(self, *, wanted: bool) -> dict[str, list[Change]]:
         """Of prompts on their way, by node, since the last call; they are noted while `wanted`."""

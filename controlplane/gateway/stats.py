@@ -78,6 +78,7 @@ class Stats:
     transfer_calibration: Calibration = field(default_factory=Calibration)
     staged_released: int = 0
     staged_left: int = 0
+    shares_refused: int = 0
     model_mismatch: int = 0
     stuck: dict[str, int] = field(default_factory=dict)  # by state
     ttft: LatencyHistogram = field(default_factory=LatencyHistogram)

@@ -48,8 +48,8 @@ def make_plan(
     settings: Settings, model: ResolvedModel, model_path: str, ports: Ports
 ) -> ClusterPlan:
     """`model_path` holds the tokenizer for the gateway; engines load the model's `source`."""
-    control_plane_url = f"http://{settings.host}:{ports.control_plane}"
-    gateway_url = f"http://{settings.host}:{ports.gateway}"
+    control_plane_url = f"http://{settings.reach}:{ports.control_plane}"
+    gateway_url = f"http://{settings.reach}:{ports.gateway}"
     nodes = node_ids(settings)
     slabs = [SHM / f"perilune-{settings.cluster_name}-{node_id}.slab" for node_id in nodes]
     places = _places(settings, ports)
@@ -221,7 +221,7 @@ def _previous_on(gpus: list[int | None], index: int, roles: Sequence[tuple[str, 
 def _worker(settings: Settings, model: ResolvedModel, place: WorkerPlace) -> Component:
     build = vllm_worker if settings.engine == "vllm" else emulated_worker
     command, environment = build(settings, model, place)
-    url = f"http://{settings.host}:{place.port}"
+    url = f"http://{settings.reach}:{place.port}"
     is_vllm = settings.engine == "vllm"
     return Component(
         name=f"worker-{place.worker_id}",

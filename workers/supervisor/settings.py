@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from workers.core.errors import ConfigError
+from workers.core.hosts import in_url, is_anywhere
 from workers.data_dir import default_data_dir
 from workers.directory.address import parse_directory
 from workers.supervisor.home import Home, default_cluster_name
@@ -68,6 +69,13 @@ class Settings:
     @property
     def home(self) -> Home:
         return Home(self.data)
+
+    @property
+    def reach(self) -> str:
+        """The host in this machine's own URLs: what is bound to all addresses is at loopback too."""
+        if not is_anywhere(self.host):
+            return in_url(self.host)
+        return "[::1]" if ":" in self.host else "127.0.0.1"
 
     @property
     def cluster_name(self) -> str:

@@ -11,11 +11,13 @@ from typing import Any
 
 import httpx2
 import pytest
+import structlog
 from agent_process import AgentProcess
 
 from controlplane.core.agreement import Agreement
 from controlplane.core.prefill_queue import STALE_SECONDS
 from controlplane.gateway.app import Gateway
+from workers.core.gateway_messages import TellShare, WorkerShare
 
 MODEL = "tiny"
 AGREED = 0.85
@@ -182,3 +184,22 @@ async def test_operators_ask_where_a_request_would_go(rig: Any) -> None:
     unknown = await rig.client.post("/debug/place/v1/embeddings", json=body, headers=operator)
     assert unknown.status_code == 404
     assert "POST /debug/place/v1/chat/completions" in unknown.text
+
+
+async def test_a_refused_share_is_counted_and_said_once(
+    pair: Callable[..., Any], eventually: Callable[..., Any]
+) -> None:
+    both = await pair("p1:prefill", "d1:decode", prefill_ms=0.1)
+    await both.settled(eventually)
+    gateway = both.gateways[0]
+    (followed,) = gateway._agents._followed.values()
+    with structlog.testing.capture_logs() as logs:
+        for number in range(1, 21):
+            assert followed.client.tell(TellShare([WorkerShare("p1", seconds=-float(number))]))
+        assert followed.client.tell(TellShare([WorkerShare("p1", slots=-1)]))
+        await eventually(lambda: gateway.stats.shares_refused == 21)
+    said = [entry for entry in logs if entry["event"] == "share_refused"]
+    assert [entry["agent"] for entry in said] == [followed.address] * 2
+    assert ["seconds = -1.0" in entry["reason"] for entry in said] == [True, False]
+    metrics = (await both.clients[0].get("/metrics")).text
+    assert "perilune_gateway_shares_refused_total 21" in metrics

@@ -24,7 +24,7 @@ from workers.core.gateway_messages import (
     WorkerShare,
     fault_of,
 )
-from workers.core.messages import Done
+from workers.core.messages import Done, Refused
 
 PATIENCE_SECONDS = 20.0
 
@@ -33,7 +33,10 @@ class Gateway:
     """One that follows an agent; `told` by name of the other, the last of each."""
 
     def __init__(self, address: str, name: str, *, shares: bool = True) -> None:
-        self.client = AsyncAgentClient(address, make_hello("gateway", name), shares=shares)
+        self.refusals: list[Refused] = []
+        self.client = AsyncAgentClient(
+            address, make_hello("gateway", name), shares=shares, on_refused=self.refusals.append
+        )
         self.told: dict[str, GatewayShare] = {}
         self._task = asyncio.create_task(self._follow())
 
@@ -96,6 +99,16 @@ async def test_who_did_not_subscribe_is_refused(agent: AgentProcess) -> None:
         await client.call(TellShare([]), Done)
     assert not client.tell(TellShare([]))  # there is no stream
     await client.close()
+
+
+async def test_a_refusal_reaches_who_told(agent: AgentProcess) -> None:
+    a = Gateway(f"unix:{agent.socket}", "a")
+    await until(lambda: a.client.subscribed)
+    assert a.client.tell(TellShare([WorkerShare("p1", legs=1)]))
+    assert a.client.tell(TellShare([WorkerShare("p1", seconds=-1.0)]))
+    await until(lambda: a.refusals)
+    assert [(one.code, "seconds = -1.0" in one.message) for one in a.refusals] == [("share", True)]
+    await a.stop()
 
 
 def test_messages_have_bounds() -> None:

@@ -52,6 +52,18 @@ def test_everyone_gets_the_same_addresses(tmp_path: Path) -> None:
     assert all(str(tmp_path / "run" / "n1.sock") in " ".join(each.command) for each in workers)
 
 
+@pytest.mark.parametrize(("host", "reach"), [
+    ("0.0.0.0", "127.0.0.1"), ("::", "[::1]"), ("10.0.0.5", "10.0.0.5"), ("fd00::1", "[fd00::1]"),
+])  # fmt: skip
+def test_nobody_is_sent_to_an_address_that_is_no_machine(
+    tmp_path: Path, host: str, reach: str
+) -> None:
+    plan = plan_of(tmp_path, host=host)
+    urls = [one.url for one in plan.components if one.url.startswith("http")]
+    assert {url.rpartition(":")[0] for url in urls} == {f"http://{reach}"}
+    assert plan.control_plane_url.startswith(f"http://{reach}:")
+
+
 def test_vllm_workers_carry_their_settings(tmp_path: Path) -> None:
     plan = plan_of(tmp_path, dtype="float32", block_tokens=96)
     prefill, decode, _ = plan.workers
