@@ -29,8 +29,9 @@ def collect(home: Home) -> dict[str, Any]:
     `emulated`, `uptime_seconds`, `urls`, `control_plane` (its /health, or null), `pool` (its report
     of tiers, tenants and eviction, or null), `supervisor`,
     `slab_paths`, and `components`, each with `name`, `kind`, `pid`, `state`, `rss_bytes`,
-    `restarts`, `age_seconds`, `url`, `log_file`, `last_error`; `consoles` are the terminal consoles
-    open on this machine (`pid`, `rss_bytes`). Unknown is null.
+    `restarts`, `age_seconds`, `url`, `log_file`, `last_error`, `note` (that it runs and does not
+    answer, and what it does instead; else empty); `consoles` are the terminal consoles open on this
+    machine (`pid`, `rss_bytes`). Unknown is null.
     """
     state = read_state(home.state_file)
     if state is None or not ProcessIdentity(state.pid, state.start_ticks).is_alive():
@@ -103,6 +104,7 @@ def _pool_line(node: dict[str, Any]) -> str:
 
 def _row(each: dict[str, Any]) -> tuple[str, ...]:
     has_failed = each["state"] == "failed"
+    at = each["note"] or each["url"]
     return (
         each["name"],
         each["state"],
@@ -110,7 +112,7 @@ def _row(each: dict[str, Any]) -> tuple[str, ...]:
         numbers.stored_bytes(each["rss_bytes"]),
         numbers.count(each["restarts"]),
         numbers.duration(each["age_seconds"]),
-        f"{each['last_error']} (log: {each['log_file']})" if has_failed else each["url"],
+        f"{each['last_error']} (log: {each['log_file']})" if has_failed else at,
     )
 
 
@@ -136,6 +138,7 @@ def _component(component: ComponentState, now: float) -> dict[str, Any]:
         "url": component.url,
         "log_file": component.log_file,
         "last_error": component.last_error,
+        "note": component.note,
     }
 
 

@@ -7,6 +7,10 @@
 
 Values in, commands out; `now` is monotonic seconds. A process is never given up: a failing one is
 tried again every `MAX_BACKOFF_SECONDS` and shows its last error meanwhile.
+
+One that is ready and answers no probe is killed after `hang_seconds`. The time in which it was seen
+at work, or kept from it by others, does not count: to kill it would cost the machine its start as
+well. `PATIENCE` bounds that.
 """
 
 from __future__ import annotations
@@ -14,9 +18,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from workers.core.liveness import Sign
+
 MAX_BACKOFF_SECONDS = 30.0
 STEADY_SECONDS = 60.0
 """So long ready, and the backoff starts at 1 s again."""
+PATIENCE = 5
+"""Times `hang_seconds` without any answer, whatever it does."""
+START_PATIENCE = 3
+"""Times `start_seconds`, while it is kept from CPU, memory or disk."""
+MAX_STEP_SECONDS = 5.0
+"""Between two probes; of a longer time the supervisor itself has slept, and knows nothing."""
+NOTED_SECONDS = 10.0
+"""Silence that is worth telling."""
 
 
 class ProcessState(StrEnum):
@@ -48,7 +62,7 @@ class Limits:
     """Bounds of one process, in seconds."""
 
     start_seconds: float = 60.0  # until ready, else it is killed and counts as failed
-    hang_seconds: float = 60.0  # ready, and no probe answered for so long: killed
+    hang_seconds: float = 60.0  # ready, no probe answered and nothing done for so long: killed
     drain_seconds: float = 2.0  # between announcing a restart and SIGTERM
     grace_seconds: float = 10.0  # between SIGTERM and SIGKILL
 
@@ -69,6 +83,14 @@ class Progressed:
 @dataclass(frozen=True, slots=True)
 class ProbeSucceeded:
     """It answered its health probe."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeFailed:
+    """It did not; `seen` says in words what it does instead."""
+
+    sign: Sign
+    seen: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +129,7 @@ Event = (
     StartRequested
     | Progressed
     | ProbeSucceeded
+    | ProbeFailed
     | Exited
     | RestartRequested
     | DrainRequested
@@ -140,7 +163,11 @@ class SupervisedProcess:
     failures: int = 0  # in a row
     last_error: str = ""
     deadline: float | None = None
-    last_answer: float = 0.0
+    last_probe: float = 0.0
+    silent_seconds: float = 0.0  # without an answer, as far as probes were made
+    excused_seconds: float = 0.0  # of these, seen at work or kept from it
+    sign: Sign = Sign.STILL  # at the last probe without an answer
+    seen: str = ""  # the same in words
     restarting: bool = False
     keep_draining: bool = False
     kill_reason: str = ""  # why we killed it: a better cause than its exit status
@@ -152,8 +179,8 @@ class SupervisedProcess:
                 return self._start(now) if self.state is ProcessState.WAITING else []
             case Progressed():
                 return self._progress(now)
-            case ProbeSucceeded():
-                return self._answered(now)
+            case ProbeSucceeded() | ProbeFailed():
+                return self._probed(event, now)
             case Exited(error):
                 return self._exited(error, now)
             case RestartRequested():
@@ -171,6 +198,7 @@ class SupervisedProcess:
         """Raise AssertionError where the fields contradict each other."""
         assert self.restarts >= 0
         assert self.failures >= 0
+        assert 0 <= self.excused_seconds <= self.silent_seconds
         if self.state is ProcessState.FAILED:
             assert self.deadline is not None
             assert self.failures > 0
@@ -184,6 +212,7 @@ class SupervisedProcess:
 
     def _start(self, now: float) -> list[Command]:
         self.kill_reason = ""
+        self._heard(now)
         self._enter(ProcessState.LAUNCHING, now, now + self.limits.start_seconds)
         return [Command.SPAWN]
 
@@ -192,11 +221,66 @@ class SupervisedProcess:
             self._enter(ProcessState.LOADING, now, self.deadline)
         return []
 
+    def _probed(self, event: ProbeSucceeded | ProbeFailed, now: float) -> list[Command]:
+        return (
+            self._unanswered(event, now) if isinstance(event, ProbeFailed) else self._answered(now)
+        )
+
     def _answered(self, now: float) -> list[Command]:
-        self.last_answer = now
+        self._heard(now)
         if self.state in {ProcessState.LAUNCHING, ProcessState.LOADING}:
             self._enter(ProcessState.DRAINING if self.keep_draining else ProcessState.READY, now)
         return []
+
+    def _heard(self, now: float) -> None:
+        self.last_probe, self.seen = now, ""
+        self.silent_seconds = self.excused_seconds = 0.0
+
+    def _unanswered(self, event: ProbeFailed, now: float) -> list[Command]:
+        step = min(max(now - self.last_probe, 0.0), MAX_STEP_SECONDS)
+        self.last_probe, self.seen = now, event.seen or event.sign.value
+        self.sign = event.sign
+        self.silent_seconds += step
+        if self.state in {ProcessState.LAUNCHING, ProcessState.LOADING}:
+            self._wait_for_start(event.sign, step)
+        elif self.state in {ProcessState.READY, ProcessState.DRAINING}:
+            self.excused_seconds += step if event.sign.is_progress else 0.0
+            if self._hangs():
+                return [Command.KILL]
+        return []
+
+    def _wait_for_start(self, sign: Sign, step: float) -> None:
+        """A start that others hold up may take longer."""
+        most = (START_PATIENCE - 1) * self.limits.start_seconds
+        if sign is Sign.STARVED and self.deadline is not None and not self.kill_reason:
+            more = min(step, most - self.excused_seconds)
+            self.excused_seconds += more
+            self.deadline += more
+
+    def _why_not_ready(self) -> str:
+        seconds = self.limits.start_seconds + self.excused_seconds
+        why = f": {self.seen}" if self.excused_seconds else ""
+        return f"not ready within {seconds:.0f} s{why}"
+
+    def _hangs(self) -> bool:
+        silent, limit = self.silent_seconds, self.limits.hang_seconds
+        if silent - self.excused_seconds < limit and silent < PATIENCE * limit:
+            return False
+        self.kill_reason = f"no answer to health probes for {silent:.0f} s: {self.seen}"
+        self.silent_seconds = self.excused_seconds = 0.0  # one kill per period
+        return True
+
+    @property
+    def note(self) -> str:
+        """What there is to say of one that runs and does not answer; else empty."""
+        silent, limit = self.silent_seconds, self.limits.hang_seconds
+        serves = self.state in {ProcessState.READY, ProcessState.DRAINING}
+        if not serves or silent < min(NOTED_SECONDS, limit / 2):
+            return ""
+        left = PATIENCE * limit - silent
+        if not self.sign.is_progress:
+            left = min(left, limit - (silent - self.excused_seconds))
+        return f"no answer for {silent:.0f} s: {self.seen}; killed in {left:.0f} s if that stays so"
 
     def _exited(self, error: str, now: float) -> list[Command]:
         match self.state:
@@ -264,9 +348,6 @@ class SupervisedProcess:
         return [Command.TERMINATE]
 
     def _tick(self, now: float) -> list[Command]:
-        if self.state in {ProcessState.READY, ProcessState.DRAINING} and self._hangs(now):
-            self._hung(now)
-            return [Command.KILL]
         if self.deadline is None or now < self.deadline:
             return []
         match self.state:
@@ -279,15 +360,8 @@ class SupervisedProcess:
                 self.deadline = now + self.limits.grace_seconds
                 return [Command.KILL]
             case ProcessState.LAUNCHING | ProcessState.LOADING:
-                self.kill_reason = f"not ready within {self.limits.start_seconds:.0f} s"
+                self.kill_reason = self._why_not_ready()
                 self.deadline = now + self.limits.grace_seconds
                 return [Command.KILL]
             case ProcessState.READY | ProcessState.WAITING | ProcessState.STOPPED:
                 return []
-
-    def _hangs(self, now: float) -> bool:
-        return now - max(self.last_answer, self.since) >= self.limits.hang_seconds
-
-    def _hung(self, now: float) -> None:
-        self.kill_reason = f"no answer to health probes for {self.limits.hang_seconds:.0f} s"
-        self.last_answer = now  # one kill per period

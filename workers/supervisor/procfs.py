@@ -8,8 +8,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from workers.core.liveness import Reading
+
 PROC = Path("/proc")
 DEAD_STATES = frozenset("ZX")
+CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
 RESOURCE_TRACKER = "multiprocessing.resource_tracker"
 
 
@@ -30,6 +33,25 @@ def identify(pid: int) -> ProcessIdentity | None:
     """Identity of a running process."""
     stat = _stat(pid)
     return None if stat is None else ProcessIdentity(pid, stat[2])
+
+
+def reading(pid: int) -> Reading | None:
+    """What it does now; of all its threads, but for its state and its waiting."""
+    try:
+        text = (PROC / str(pid) / "stat").read_text()
+    except OSError:
+        return None
+    fields = text.rpartition(")")[2].split()
+    ticks = int(fields[11]) + int(fields[12])
+    return Reading(fields[0], ticks / CLOCK_TICKS, _waited_seconds(pid), int(fields[9]))
+
+
+def _waited_seconds(pid: int) -> float:
+    """Ready to run and not running; 0 where the kernel keeps no account of it."""
+    try:
+        return int((PROC / str(pid) / "schedstat").read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
 
 
 def session_members(session: int) -> list[int]:

@@ -17,7 +17,6 @@ from workers.core.supervision import (
     DrainRequested,
     Event,
     Exited,
-    ProbeSucceeded,
     ProcessState,
     Progressed,
     RestartRequested,
@@ -27,6 +26,7 @@ from workers.core.supervision import (
     SupervisedProcess,
     Ticked,
 )
+from workers.supervisor.liveness import Liveness
 from workers.supervisor.logs import BoundedLog, last_error_line
 from workers.supervisor.probes import answers
 from workers.supervisor.procfs import identify
@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 TICK_SECONDS = 0.1
 PROBE_SECONDS = 1.0
 START_PROBE_SECONDS = 0.25
+NOTE_SECONDS = 10.0
+"""At most so often it is told that a process still does not answer."""
 LEFTOVER_GRACE_SECONDS = 2.0
 CHUNK_BYTES = 64 * 1024
 ENDED_FROM_OUTSIDE = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
@@ -76,6 +78,8 @@ class Runner:
         self._on_session = on_session
         self._child: asyncio.subprocess.Process | None = None
         self._log = BoundedLog(component.log_file)
+        self._liveness = Liveness()
+        self._noted_at = 0.0
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -137,15 +141,39 @@ class Runner:
             url=self.component.url,
             log_file=str(self.component.log_file),
             last_error=self.process.last_error,
+            note=self.process.note,
         )
 
     def _is_probed(self) -> bool:
         return self._child is not None and self.state in ALIVE - {ProcessState.STOPPING}
 
     async def _probe(self) -> None:
-        child = self._child
-        if await answers(self.component.probe, self._http) and child is self._child:
-            self.feed(ProbeSucceeded())
+        child, liveness = self._child, self._liveness
+        liveness.begin(self.pid, time.monotonic())
+        probe = asyncio.ensure_future(answers(self.component.probe, self._http))
+        try:
+            while not probe.done():
+                await asyncio.wait((probe,), timeout=TICK_SECONDS)
+                liveness.sample()
+        finally:
+            probe.cancel()
+        if child is not self._child or child is None:
+            return
+        before = self.process.note
+        self.feed(liveness.ended(answered=probe.result(), now=time.monotonic()))
+        self._tell(before)
+
+    def _tell(self, before: str) -> None:
+        """What is to be said of a process that runs and does not answer, not at each probe."""
+        note, now = self.process.note, time.monotonic()
+        if bool(note) == bool(before) and (not note or now - self._noted_at < NOTE_SECONDS):
+            return
+        self._noted_at = now
+        if note:
+            log.warning("%s: %s", self.component.name, note)
+        elif self.state in {ProcessState.READY, ProcessState.DRAINING}:
+            log.warning("%s answers again", self.component.name)
+        self._on_change(self)
 
     def _perform(self, command: Command) -> None:
         match command:

@@ -29,6 +29,7 @@ class ComponentState(msgspec.Struct, frozen=True):
     url: str = ""
     log_file: str = ""
     last_error: str = ""
+    note: str = ""  # that it runs and does not answer, and what it does instead
 
 
 class SupervisorState(msgspec.Struct, frozen=True):

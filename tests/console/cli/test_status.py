@@ -21,7 +21,7 @@ from workers.supervisor.state_file import ComponentState, SupervisorState, write
 
 COMPONENT_KEYS = {
     "name", "kind", "pid", "state", "rss_bytes", "restarts", "age_seconds", "url", "log_file",
-    "last_error",
+    "last_error", "note",
 }  # fmt: skip
 
 
@@ -98,6 +98,15 @@ def test_a_failed_component_shows_cause_and_log_and_exits_1(
     assert "boom (log: /x/p1.log)" in text
 
 
+def test_one_that_does_not_answer_says_what_it_does_instead(
+    home: Home, capsys: pytest.CaptureFixture[str]
+) -> None:
+    note = "no answer for 75 s: it waits for CPU, memory or disk"
+    write_state(home.state_file, state_of(msgspec.structs.replace(READY, note=note)))
+    cli.run(["status", "--data", str(home.data)])
+    assert note in capsys.readouterr().out
+
+
 def test_the_state_of_a_dead_supervisor_is_not_shown_as_current(home: Home) -> None:
     state = state_of(READY)
     write_state(home.state_file, msgspec.structs.replace(state, start_ticks=1))
@@ -133,7 +142,8 @@ def row(**changes: object) -> dict[str, object]:
     return {
         "name": "gateway", "kind": "gateway", "pid": 12345, "state": "ready",
         "rss_bytes": 100 * 1024**2, "restarts": 0, "age_seconds": 120.0,
-        "url": "http://127.0.0.1:2", "log_file": "", "last_error": "", **changes,
+        "url": "http://127.0.0.1:2", "log_file": "", "last_error": "", "note": "",
+        **changes,
     }  # fmt: skip
 
 

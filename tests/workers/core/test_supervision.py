@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from workers.core.liveness import Sign
 from workers.core.supervision import (
     ALIVE,
+    PATIENCE,
+    START_PATIENCE,
     Command,
     DrainRequested,
     Event,
     Exited,
     Limits,
+    ProbeFailed,
     ProbeSucceeded,
     ProcessState,
     Progressed,
@@ -105,14 +110,74 @@ class TestRestart:
         assert process.handle(RestartRequested(), 10.1) == [Command.SPAWN]
 
 
+def unanswered(
+    process: SupervisedProcess, sign: Sign, start: float, seconds: float
+) -> float | None:
+    """Probes every two seconds, in vain; when it is killed."""
+    now = start
+    while now < start + seconds:
+        now += 2
+        process.handle(Ticked(), now - 1)
+        if process.handle(ProbeFailed(sign), now) == [Command.KILL]:
+            return now - start
+    return None
+
+
 class TestHang:
-    def test_no_answer_for_too_long_kills(self) -> None:
+    @pytest.mark.parametrize("sign", [Sign.STILL, Sign.STOPPED])
+    def test_one_that_does_nothing_is_killed_within_the_bound(self, sign: Sign) -> None:
         process = ready()
         process.handle(ProbeSucceeded(), 50)
-        assert process.handle(Ticked(), 100) == []
-        assert process.handle(Ticked(), 110) == [Command.KILL]
+        assert unanswered(process, sign, 50, 600) == 60
         process.handle(Exited("killed by SIGKILL"), 110)
-        assert process.last_error == "no answer to health probes for 60 s"
+        assert process.last_error == f"no answer to health probes for 60 s: {sign.value}"
+
+    @pytest.mark.parametrize("sign", [Sign.BUSY, Sign.STARVED])
+    def test_one_that_works_or_is_kept_from_it_has_time_but_not_for_ever(self, sign: Sign) -> None:
+        process = ready()
+        assert unanswered(process, sign, 0, 200) is None
+        assert sign.value in process.note
+        assert process.note.endswith("killed in 100 s if that stays so")
+        process.handle(ProbeSucceeded(), 201)
+        assert process.note == ""
+        assert unanswered(process, sign, 201, 600) == 60 * PATIENCE
+
+    def test_only_the_time_in_which_nothing_was_done_counts(self) -> None:
+        process = ready()
+        assert unanswered(process, Sign.STILL, 0, 40) is None
+        assert unanswered(process, Sign.STARVED, 40, 100) is None
+        assert unanswered(process, Sign.STILL, 140, 60) == 20
+
+    def test_a_supervisor_that_slept_blames_nobody_for_it(self) -> None:
+        process = ready()
+        process.handle(ProbeSucceeded(), 10)
+        assert process.handle(Ticked(), 1000) == []
+        assert process.handle(ProbeFailed(Sign.STILL), 1000) == []
+        assert process.silent_seconds < 10
+
+    def test_a_start_that_others_hold_up_takes_longer_within_a_bound(self) -> None:
+        for sign, seconds in (
+            (Sign.BUSY, 60),
+            (Sign.STILL, 60),
+            (Sign.STARVED, 60 * START_PATIENCE),
+        ):
+            process, now = SupervisedProcess(Limits()), 0.0
+            process.handle(StartRequested(), 0)
+            while process.handle(Ticked(), now) == []:
+                process.handle(ProbeFailed(sign), now)
+                now += 0.5
+            assert now == seconds
+            process.handle(Exited("killed by SIGKILL"), now)
+            assert process.last_error.startswith(f"not ready within {seconds} s")
+
+    def test_a_silence_is_told_only_when_it_lasts(self) -> None:
+        process = ready()
+        unanswered(process, Sign.STILL, 0, 6)
+        assert process.note == ""
+        unanswered(process, Sign.STILL, 6, 6)
+        assert (
+            process.note == "no answer for 12 s: it does nothing; killed in 48 s if that stays so"
+        )
 
 
 class TestDrain:
@@ -160,6 +225,7 @@ class TestStop:
 EVENTS: list[Event] = [
     StartRequested(), Progressed(), ProbeSucceeded(), CRASH, RestartRequested(),
     DrainRequested(), ResumeRequested(), StopRequested(), Ticked(),
+    ProbeFailed(Sign.STILL), ProbeFailed(Sign.STARVED),
 ]  # fmt: skip
 
 
@@ -170,7 +236,7 @@ def test_any_history_keeps_the_invariants(history: list[tuple[Event, float]]) ->
     process, now, exists = SupervisedProcess(Limits()), 0.0, False
     for event, seconds in history:
         now += seconds
-        if isinstance(event, Exited | ProbeSucceeded | Progressed) and not exists:
+        if isinstance(event, Exited | ProbeSucceeded | ProbeFailed | Progressed) and not exists:
             continue
         exists = exists and not isinstance(event, Exited)
         for command in process.handle(event, now):

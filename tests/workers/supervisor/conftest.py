@@ -38,6 +38,13 @@ if "silent" in words:
 server.listen(8)
 while True:
     server.accept()[0].close()
+    if {"dead", "busy"} & set(words):
+        os.unlink(path)
+        server.close()
+        if "dead" in words:
+            time.sleep(600)
+        while True:
+            pass
 """
 
 

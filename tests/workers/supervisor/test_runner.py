@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import time
 from dataclasses import replace
 from typing import Any
 
-from workers.core.supervision import Limits, ProcessState
+import pytest
+
+from workers.core.liveness import Sign
+from workers.core.supervision import PATIENCE, Limits, ProcessState
 from workers.supervisor.procfs import session_members
 
 Bench = Any  # conftest.Bench: helpers of a conftest cannot be imported
@@ -87,6 +93,52 @@ async def test_one_that_never_answers_is_killed_and_says_so(bench: Bench) -> Non
     runner.start()
     await bench.until(lambda: runner.state is ProcessState.FAILED)
     assert runner.process.last_error == "not ready within 1 s"
+
+
+async def test_one_that_does_nothing_any_more_is_replaced(bench: Bench) -> None:
+    runner = await bench.started(bench.component("a", "dead", limits=Limits(hang_seconds=1.0)))
+    await bench.until(lambda: runner.process.restarts)
+    assert runner.process.last_error.startswith("no answer to health probes for ")
+
+
+async def test_one_that_is_stopped_is_replaced_though_its_socket_takes_connections(
+    bench: Bench,
+) -> None:
+    runner = await bench.started(bench.component("a", limits=Limits(hang_seconds=1.0)))
+    os.kill(runner.pid, signal.SIGSTOP)
+    await bench.until(lambda: runner.process.restarts)
+    assert "it is stopped (state T" in runner.process.last_error
+
+
+async def test_one_that_is_at_work_has_more_time_which_is_seen_and_said(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    runner = await bench.started(bench.component("a", "busy", limits=Limits(hang_seconds=1.5)))
+    began, first = time.monotonic(), runner.pid
+    os.setpriority(os.PRIO_PROCESS, first, 19)
+    await bench.until(lambda: runner.snapshot().note)
+    assert bench.changes[-1] == ("a", "ready")
+    note = runner.snapshot().note
+    assert "it computes" in note or "it waits for CPU" in note
+    assert "a: no answer for" in caplog.text
+    await bench.until(lambda: runner.process.restarts)
+    assert time.monotonic() - began >= 1.5 * PATIENCE - 2
+    assert runner.snapshot().note == ""
+
+
+async def test_one_that_is_kept_from_the_cpu_is_told_from_one_that_is_stuck(bench: Bench) -> None:
+    runner = await bench.started(bench.component("a", "busy", limits=Limits(hang_seconds=60.0)))
+    core = min(os.sched_getaffinity(0))
+    others = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(5)]
+    try:
+        for pid in (runner.pid, *(other.pid for other in others)):
+            os.setpriority(os.PRIO_PROCESS, pid, 19)
+            os.sched_setaffinity(pid, {core})
+        await bench.until(lambda: runner.process.sign is Sign.STARVED)
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
 
 
 async def test_an_operators_restart(bench: Bench) -> None:
