@@ -12,6 +12,9 @@ _VAGUE: Final = 1e-3
 _MOST: Final = 1e12
 _LEAST_ACTUAL_SECONDS: Final = 1e-3  # errors and weights below a millisecond say nothing
 ERRORS_KEPT: Final = 64
+_NEWS: Final = 0.1
+"""Share of the samples that count which has to be new before a line is fitted again: one in a
+hundred moves it next to nothing, and to solve takes longer than all else that is done for it."""
 
 
 class _Sums:
@@ -24,10 +27,11 @@ class _Sums:
         self.targets = [0.0] * size
 
     def add(self, x: tuple[float, ...], y: float, keep: float) -> None:
-        for i, row in enumerate(self.products):
-            self.targets[i] = keep * self.targets[i] + x[i] * y
-            for j, value in enumerate(x):
-                row[j] = keep * row[j] + x[i] * value
+        self.targets = [keep * old + one * y for old, one in zip(self.targets, x, strict=True)]
+        self.products = [
+            [keep * old + one * other for old, other in zip(row, x, strict=True)]
+            for row, one in zip(self.products, x, strict=True)
+        ]
 
 
 def _total(sums: list[_Sums], size: int) -> tuple[list[list[float]], list[float]]:
@@ -61,6 +65,8 @@ class LinearFit:
         self._non_negative = non_negative
         self._prior = self.theta
         self._sums: dict[int, _Sums] = {}  # by kind of sample
+        self._num_new = 0
+        self._most_that_count = 1 / (1 - forgetting)
 
     def predict(self, x: tuple[float, ...]) -> float:
         return sum(weight * value for weight, value in zip(self.theta, x, strict=True))
@@ -80,7 +86,10 @@ class LinearFit:
             self._sums[kind] = _Sums(len(x))
         self._sums[kind].add(x, y, self._forgetting)
         self.num_samples += 1
-        self._solve()
+        self._num_new += 1
+        if self._num_new >= _NEWS * min(self.num_samples, self._most_that_count):
+            self._num_new = 0
+            self._solve()
 
     def _solve(self) -> None:
         """With the prior; what comes out negative is fixed at zero and the rest solved again."""

@@ -30,7 +30,7 @@ MAX_RELEASES = 10_000
 """Releases that wait for an agent; beyond it the oldest are left to their lease."""
 MAX_FETCHES = 256
 """Fetches and releases that may wait for an agent before further fetches are left out."""
-RELEASE_PAUSE_SECONDS = 0.003
+RELEASE_PAUSE_SECONDS = 0.02
 MAX_TOGETHER = 256
 STATS_SECONDS = 1.0
 ALONE_SECONDS = 0.25

@@ -9,7 +9,7 @@ from controlplane.core.lifecycle import PrefillEnded, PrefillStarted
 from controlplane.core.routing import Priced
 from controlplane.gateway.bodies import Holder, KvParams, ours, prefill_leg
 from controlplane.gateway.cluster import WorkerState
-from controlplane.gateway.learning import expect, take_prefill
+from controlplane.gateway.learning import expect, prefill_lesson
 from controlplane.gateway.legs import LegError, PrefillReply, leg_head
 from controlplane.gateway.running import Running
 
@@ -101,12 +101,10 @@ def take(run: Running, worker: WorkerState, priced: Priced, reply: PrefillReply)
     seconds = None if is_unknown else run.service_seconds
     total = theirs or ours
     if run.record is not None and run.context.agents.follows(worker.row.node_id):
-        run.record.expect_prefill(worker.row.id, lambda leg: take_prefill(
-            run, worker, priced, leg.computed_tokens,
-            leg.device_hit_tokens + leg.pool_hit_tokens, seconds,
-        ))  # fmt: skip
+        lesson = prefill_lesson(run, worker, priced, seconds)
+        run.record.expect_prefill(worker.row.id, lesson.take_report)
     elif total is not None:
         cached = min(reply.cached_tokens or 0, total)
         if reply.cached_tokens is not None:
             decision.hit_tokens = cached
-        take_prefill(run, worker, priced, total - cached, cached, seconds)
+        prefill_lesson(run, worker, priced, seconds).take(total - cached, cached)

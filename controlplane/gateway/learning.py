@@ -1,8 +1,12 @@
 """What finished legs teach: times of workers and of transfers between nodes."""
 
-from controlplane.core.routing import Priced
-from controlplane.gateway.cluster import WorkerState
+import msgspec
+
+from controlplane.core.routing import Priced, Source
+from controlplane.gateway.cluster import Cluster, WorkerState
 from controlplane.gateway.running import Running
+from controlplane.gateway.stats import Stats
+from controlplane.gateway.wire import Leg
 
 WELL_KNOWN = 8
 """Samples after which a worker's prefill times can be told from what a transfer took."""
@@ -15,24 +19,48 @@ def expect(run: Running, node_id: str) -> None:
         run.context.cluster.expected.start(run.asked.request_id, node_id, keys)
 
 
-def take_prefill(
-    run: Running, worker: WorkerState, priced: Priced, computed: int, cached: int,
-    seconds: float | None,
-) -> None:  # fmt: skip
-    """Leg 1 computed and found so many tokens. Where some came from another node, what it took
-    beyond a prefill's own time was the transfer. `seconds` None: unknown, nothing to learn from."""
-    if seconds is None:
-        return
-    source = run.plan.source
-    moved = cached - priced.option.own_prefix_tokens
-    if not priced.transfer_seconds or source is None or moved <= 0:
-        worker.prefilled(computed, cached, seconds)
-    elif worker.prefill_times.num_samples >= WELL_KNOWN:
-        rest = seconds - worker.prefill_times.predict(computed, cached)
-        took = max(0.0, rest)
-        run.context.stats.transfer_calibration.observe(priced.transfer_seconds, took)
-        paths = run.context.cluster.paths
-        paths.moved(source.node_id, worker.row.node_id, moved, took)
+class PrefillLesson(msgspec.Struct, gc=False):
+    """What is needed to learn from a leg 1 when its worker has reported, which may be a second after
+    the request has gone: this holds nothing of the request. `seconds` None: unknown, nothing to learn
+    from."""
+
+    cluster: Cluster
+    stats: Stats
+    worker: WorkerState
+    source: Source | None
+    transfer_seconds: float
+    own_prefix_tokens: int
+    seconds: float | None
+
+    def take(self, computed: int, cached: int) -> None:
+        """Leg 1 computed and found so many tokens. Where some came from another node, what it took
+        beyond a prefill's own time was the transfer."""
+        seconds, worker, source = self.seconds, self.worker, self.source
+        if seconds is None:
+            return
+        moved = cached - self.own_prefix_tokens
+        if not self.transfer_seconds or source is None or moved <= 0:
+            worker.prefilled(computed, cached, seconds)
+        elif worker.prefill_times.num_samples >= WELL_KNOWN:
+            rest = seconds - worker.prefill_times.predict(computed, cached)
+            took = max(0.0, rest)
+            self.stats.transfer_calibration.observe(self.transfer_seconds, took)
+            self.cluster.paths.moved(source.node_id, worker.row.node_id, moved, took)
+
+    def take_report(self, leg: Leg) -> None:
+        """The same from the worker's report."""
+        self.take(leg.computed_tokens, leg.device_hit_tokens + leg.pool_hit_tokens)
+
+
+def prefill_lesson(
+    run: Running, worker: WorkerState, priced: Priced, seconds: float | None
+) -> PrefillLesson:
+    """Of this request's leg 1 on `worker`."""
+    context = run.context
+    return PrefillLesson(
+        context.cluster, context.stats, worker, run.plan.source, priced.transfer_seconds,
+        priced.option.own_prefix_tokens, seconds,
+    )  # fmt: skip
 
 
 def take_handover(run: Running, worker: WorkerState, seconds: float) -> None:

@@ -23,6 +23,10 @@ def give_large_blocks_back() -> bool:
 
 CALM_THRESHOLD: Final = 500_000
 YOUNG_SECONDS: Final = 2.0
+LONGEST_YOUNG_SECONDS: Final = 32.0
+FEW: Final = 2_000
+"""Objects in cycles, found at once, that may as well wait for longer; a failing request leaves a
+hundred or so."""
 FULL_SECONDS: Final = 300.0
 
 
@@ -37,11 +41,12 @@ def calm_collector() -> None:
 
 
 class Collector:
-    """Collects what few cycles there are, on a schedule. `tick` a few times a second; it does
-    nothing in a process whose collector was not calmed."""
+    """Collects what few cycles there are, on a schedule: the seldomer, the fewer they are. `tick` a
+    few times a second; it does nothing in a process whose collector was not calmed."""
 
     def __init__(self) -> None:
         self._young_at = self._full_at = 0.0
+        self._pause = YOUNG_SECONDS
 
     def tick(self, now: float) -> None:
         if gc.get_threshold()[0] != CALM_THRESHOLD:
@@ -51,6 +56,7 @@ class Collector:
         if now - self._full_at >= FULL_SECONDS:
             self._full_at = self._young_at = now
             gc.collect()
-        elif now - self._young_at >= YOUNG_SECONDS:
+        elif now - self._young_at >= self._pause:
             self._young_at = now
-            gc.collect(1)
+            are_few = gc.collect(1) <= FEW
+            self._pause = min(2 * self._pause, LONGEST_YOUNG_SECONDS) if are_few else YOUNG_SECONDS

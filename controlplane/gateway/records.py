@@ -102,7 +102,7 @@ class Records:
         entry.finished_at = now
         entry.due = now + JOIN_SECONDS
         if "prefill" not in entry.expected:
-            entry.on_prefill_leg = None  # it holds the whole request, and records stay a while
+            entry.on_prefill_leg = None
         if not entry.expected:
             self._send(entry)
             if not entry.has_agent:
@@ -155,14 +155,22 @@ class Records:
         if self._joining.get(entry.decision.request_id) is entry:
             del self._joining[entry.decision.request_id]
 
-    def take(self, most: int = MAX_PER_REPORT) -> list[Decision]:
-        """Up to `most` decisions, oldest first; `put_back` when they did not arrive.
-
-        They are to be encoded at once: a running one goes on changing.
-        """
+    def announce(self) -> int:
+        """Have the next report tell of running requests that none has told of; how many records it
+        has."""
         for entry in self._unannounced.values():
             self._put(entry)
         self._unannounced.clear()
+        return len(self._buffer)
+
+    def take(self, most: int = MAX_PER_REPORT, *, announced: bool = False) -> list[Decision]:
+        """Up to `most` decisions, oldest first; `put_back` when they did not arrive. `announced`: a
+        part of a report that `announce` has begun.
+
+        They are to be encoded at once: a running one goes on changing.
+        """
+        if not announced:
+            self.announce()
         count = min(len(self._buffer), most)
         return [self._buffer.popleft().told() for _ in range(count)]
 

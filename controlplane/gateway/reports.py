@@ -21,6 +21,7 @@ LONGEST_PAUSE_SECONDS = 5.0
 TIMEOUT_SECONDS = 5.0
 AT_ONCE = 4
 """Records told between two turns of the loop: some 0.05 ms."""
+BREATH_SECONDS = 0.001
 _encode = msgspec.json.Encoder().encode
 
 
@@ -85,19 +86,22 @@ class Reporter:
         return status < 300
 
     async def _encoded(self, decisions: list[Decision]) -> list[bytes]:
-        """All there are for one report, which go into `decisions` too. Requests run in between: to
-        put a second's records into words takes longer than a first token may wait."""
+        """All there are for one report, which go into `decisions` too. Requests run in between, and
+        so do workers on this machine: to put a second's records into words takes longer than a first
+        token may wait."""
+        left = min(self._records.announce(), MAX_PER_REPORT)
         encoded: list[bytes] = []
-        while some := self._records.take(min(AT_ONCE, MAX_PER_REPORT - len(decisions))):
+        while some := self._records.take(min(AT_ONCE, left), announced=True):
+            left -= len(some)
             decisions += some
             encoded += [one for decision in some if (one := _encoded_one(decision)) is not None]
-            await asyncio.sleep(0)
+            await asyncio.sleep(BREATH_SECONDS)
         return encoded
 
     async def _send(self, encoded: list[bytes]) -> tuple[int, bytes]:
         revision, stats = self._stats()
         start = _encode(Report(self._url, os.getpid(), revision, stats))
-        await asyncio.sleep(0)
+        await asyncio.sleep(BREATH_SECONDS)
         body = _with_decisions(start, encoded)
         return await self._client.call("POST", self._path, body, seconds=TIMEOUT_SECONDS)
 

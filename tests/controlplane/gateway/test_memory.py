@@ -42,7 +42,9 @@ def test_large_blocks_go_back_when_they_are_freed() -> None:
 
 CYCLES = """
 import gc, weakref
-from controlplane.gateway.memory import FULL_SECONDS, YOUNG_SECONDS, Collector, calm_collector
+from controlplane.gateway.memory import (
+    FEW, FULL_SECONDS, LONGEST_YOUNG_SECONDS, YOUNG_SECONDS, Collector, calm_collector,
+)
 
 class Node:
     pass
@@ -63,6 +65,20 @@ for now in (1.0, 1.0 + YOUNG_SECONDS / 2):
 assert gone() is not None and freed == []
 collector.tick(1.0 + YOUNG_SECONDS)
 assert gone() is None and freed == [1]
+
+now = 1.0 + YOUNG_SECONDS
+collector.tick(now + YOUNG_SECONDS)
+assert freed == [1], "there were few: the next pause is twice as long"
+for _ in range(FEW + 1):
+    cycle()
+collector.tick(now + 2 * YOUNG_SECONDS)
+collector.tick(now + 3 * YOUNG_SECONDS)
+assert freed == [1, 1, 1], "there were many: the next pause is the shortest"
+for seconds in (8, 16, 32, 64, 96, 128):
+    collector.tick(now + 4 * YOUNG_SECONDS + seconds)
+late = cycle()
+collector.tick(now + 4 * YOUNG_SECONDS + 128 + LONGEST_YOUNG_SECONDS)
+assert late() is None and 2 not in freed
 old = cycle()
 collector.tick(2.0 + FULL_SECONDS)
 assert old() is None and freed[-1] == 2

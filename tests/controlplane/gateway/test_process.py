@@ -120,7 +120,12 @@ def test_settings_that_cannot_work_exit_2(
     arguments: list[str], says: str,
 ) -> None:  # fmt: skip
     monkeypatch.setattr("controlplane.gateway.__main__.die_with_parent", lambda: None)
-    for acts_on_the_process in ("configure_log", "calm_collector", "raise_limit", "give_large_blocks_back"):
+    for acts_on_the_process in (
+        "configure_log",
+        "calm_collector",
+        "raise_limit",
+        "give_large_blocks_back",
+    ):
         monkeypatch.setattr(f"controlplane.gateway.__main__.{acts_on_the_process}", lambda *_: None)
     assert main(["--port", "0", *arguments]) == 2
     assert says in capsys.readouterr().err
