@@ -239,24 +239,25 @@ class ConsoleApp(App[None], inherit_bindings=False):
             return
         self.feed.want(self.page.wanted)
         self.page.show_context(context)
-        path = [self._crumb(place) for place in self.trail[:-1]]
+        path: list[str] = []
+        for place in self.trail[:-1]:
+            path = frame.joined(path, self._crumb(place))
         own = self.page.path()
-        further = own[1:] if path and self.page.name_shown else own
-        if path and further and further[0] == path[-1]:
-            further = further[1:]
-        self._crumbs.show([frame.crumbs([*path, *further], self.page.right(), width)])
+        path = frame.joined(path, own[1:] if path and self.page.name_shown else own)
+        self._crumbs.show([frame.crumbs(path, self.page.right(), width)])
         self._footer.show([self._footer_line(width)])
         self.prompt.show_around(width)
 
-    def _crumb(self, place: Location) -> str:
+    def _crumb(self, place: Location) -> list[str]:
         page = self.pages.get(place.noun)
         if place.name:
-            return place.name[:24]
-        return page.title if page else place.noun
+            return [place.name[:24], *(["draft"] if place.noun == "draft" else [])]
+        return [page.title if page else place.noun]
 
     def _footer_line(self, width: int) -> Line:
         message = self._notice if self.clock() < self._notice_until else self.page.footer_text
-        left = [k for k in self.page.keys if k.footer and (self.can_act or not k.acts)]
+        left = [k for k in self.page.offered() if k.footer and (self.can_act or not k.acts)]
+        left += [keys.VIEWS] if len(self.page.views) > 1 else []
         right = [k for k in keys.GLOBAL if k.footer and k.does != "filter"]
         if self.page.fields:
             right = [k for k in keys.GLOBAL if k.footer]

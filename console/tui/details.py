@@ -8,13 +8,14 @@ from rich.style import Style
 
 from console.tui.caps import tone_style
 from console.tui.context import Context
-from console.tui.lines import Line, Span, fit, line, table_lines, toned
+from console.tui.lines import Line, Span, fit, line, table_lines, toned, whole_lines
 from console.tui.pair_lines import node_pair_lines
 from console.viewmodel import jobs, numbers, requests, topology, transfers, worker_health
 from console.viewmodel.audit import change
 from console.viewmodel.requests import Bar, RequestView
 from console.viewmodel.spec_text import show
 from console.viewmodel.table import Row, Text, Tone, cell, clean
+from controlplane.fleet.schemas import Worker
 
 
 def node_lines(context: Context, node_id: str, width: int) -> list[Line]:
@@ -41,7 +42,6 @@ def worker_lines(context: Context, worker_id: str, width: int) -> list[Line]:
         ]
     started = worker.started_at
     fields = (
-        ("state", worker.state),
         ("role", f"{worker.role} on {worker.node_id}, engine {worker.engine}"),
         ("model", worker.model),
         ("requests", f"{numbers.count(worker.running)} running, {numbers.count(worker.waiting)} waiting"
@@ -53,16 +53,24 @@ def worker_lines(context: Context, worker_id: str, width: int) -> list[Line]:
         ("namespace", (worker.namespace or numbers.UNKNOWN)[:32]),
         ("url", worker.url),
         ("log", worker.log_file or numbers.UNKNOWN),
-        ("requests meet", f"{worker.data_path or numbers.UNKNOWN} {worker.data_path_note}".strip()),
+        ("requests meet", _data_path(worker)),
         ("last error", worker.last_error or "none"),
     )  # fmt: skip
-    rows = tuple(Row(name, (Text(name, "muted"), cell(value))) for name, value in fields)
+    state = Row("state", (Text("state", "muted"), topology.worker_state(worker)))
+    named = (Row(name, (Text(name, "muted"), cell(value))) for name, value in fields)
+    rows = (state, *named)
     met = worker_health.worker_health(context.snapshot.gateways, worker_id)
     lines = [line(toned(f" worker {clean(worker_id)}", "strong")), *field_lines(rows, width)]
     if met.rows:
         lines.extend([line(""), line(toned(" AS GATEWAYS MEET IT", "strong"))])
-        lines.extend(line(" ", *row) for row in table_lines(met, width - 2))
+        lines.extend(line(" ", *row) for row in whole_lines(met, width - 2))
     return lines
+
+
+def _data_path(worker: Worker) -> str:
+    """`ejected: probe ok, requests failing: answered 503`."""
+    state = worker.data_path or numbers.UNKNOWN
+    return f"{state}: {worker.data_path_note}" if worker.data_path_note else state
 
 
 def gateway_lines(context: Context, gateway_id: str, width: int) -> list[Line]:
@@ -168,20 +176,19 @@ def policy_lines(context: Context, name: str, width: int) -> list[Line]:
 
 def request_lines(context: Context, request_id: str, width: int) -> list[Line]:
     """Waterfall, decision, legs, outcome."""
-    found = next((d for d in context.snapshot.decisions if d.request_id == request_id), None)
+    found = context.snapshot.decision(request_id)
     if found is None:
-        text = (
-            f" Request {clean(request_id)} is not among the last {len(context.snapshot.decisions)}."
-        )
-        return [line(toned(text, "muted"))]
+        if not context.snapshot.is_unrecorded(request_id):
+            return [line(toned(f" Reading request {clean(request_id)}.", "muted"))]
+        return _wrapped(" ", Text(requests.unrecorded(request_id), "muted"), width)
     view = requests.request(found, now=context.server_now, tz=context.tz)
     lines = [part for text in view.head for part in _wrapped(" ", text, width)]
     lines.append(line(""))
     lines.extend(waterfall_lines(view, width, ascii_only=context.caps.ascii_only))
     lines.append(line(""))
-    lines.append(line(toned(f" {view.context}", "strong")))
+    lines.extend(_wrapped(" ", Text(view.context, "strong"), width))
     for table in (view.prefill, view.decode, view.legs):
-        lines.extend(line("  ", *row) for row in table_lines(table, width - 3))
+        lines.extend(line("  ", *row) for row in whole_lines(table, width - 3))
     for remark in view.remarks:
         lines.extend(_wrapped(" ", remark, width))
     lines.append(line(""))
@@ -202,7 +209,7 @@ def _wrapped(lead: str, text: Text, width: int) -> list[Line]:
 def waterfall_lines(view: RequestView, width: int, *, ascii_only: bool) -> list[Line]:
     """`queue  41 ms  44.2 ms  ===`: bars on one scale, from arrival to the last phase's end."""
     if not view.bars:
-        return [line(toned(" No phase has been measured yet.", "muted"))]
+        return [line(toned(f" {view.no_bars}", "muted"))]
     names = min(20, max(len(bar.name) for bar in view.bars))
     room = max(10, min(60, width - names - 28))
     head = f" {'':<{names}}  {'predicted':>10}  {'measured':>10}  0{'':<{max(0, room - len(view.total) - 1)}}{view.total}"

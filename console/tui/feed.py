@@ -11,8 +11,15 @@ from console.tui.context import Source
 from console.viewmodel.cache import EVICTION_REASONS
 from console.viewmodel.doctor import is_running
 from console.viewmodel.ledger import WINDOW_SECONDS as LEDGER_WINDOW_SECONDS
-from console.viewmodel.state import ConsoleState, LedgerReport, PairTransfers, Part
+from console.viewmodel.state import (
+    ConsoleState,
+    LedgerReport,
+    OpenedRequest,
+    PairTransfers,
+    Part,
+)
 from controlplane.client_http import ClientError, StreamState, UnreachableError
+from controlplane.decisions.schemas import Decision
 from controlplane.doctor import calls as doctor_calls
 from controlplane.events.schemas import Event
 from controlplane.gateways import calls as running_calls
@@ -36,8 +43,10 @@ DOCTOR_IDLE_TURNS = 30
 DOCTOR_EAGER_TURNS = 10
 """After somebody asked for a run, until its report shows."""
 PAIR = "pair:"
+REQUEST = "request:"
 REQUESTS_SECONDS = 2.0
 LEDGER_ROWS = 200
+NOT_FOUND = 404
 ROWS_SECONDS = 2.0
 SERIES_SECONDS = 10.0
 REFUSED_PAUSE_SECONDS = 10.0
@@ -90,7 +99,7 @@ class Feed:
 
     def want(self, parts: frozenset[str]) -> None:
         """What the screen in front needs besides what every screen does: `pool`, `pins`, `doctor`,
-        `alarms`, `pair:n1>n2`, `running`, `ledger`."""
+        `alarms`, `pair:n1>n2`, `running`, `ledger`, `request:ID`."""
         if parts - self._wants:
             self._doctor_skipped = DOCTOR_IDLE_TURNS
             for event in self._wanted.values():
@@ -272,7 +281,8 @@ class Feed:
         self._on_change(frozenset({"matrix"}))
 
     async def _read_requests(self) -> None:
-        """The gateways are asked for what runs, the ledger for who was turned away."""
+        """The gateways are asked for what runs, the ledger for who was turned away, and the request
+        that a screen shows for its record, where it is none of the last ones."""
         if "running" in self._wants:
             found = await self.source.send(running_calls.running())
             self.state.load(self._clock(), running=found)
@@ -282,6 +292,25 @@ class Feed:
             summary = await self.source.send(ledger_calls.summary(LEDGER_WINDOW_SECONDS))
             self.state.load(self._clock(), ledger=LedgerReport(page, summary))
             self._on_change(frozenset({"ledger"}))
+        for name in [
+            part.removeprefix(REQUEST) for part in self._wants if part.startswith(REQUEST)
+        ]:
+            known = self.state.snapshot().decision(name)
+            if known is None or known.status == "running":
+                opened = OpenedRequest(name, await self._read_request(name))
+                self.state.load(self._clock(), opened=opened)
+                self._on_change(frozenset({"decisions"}))
+
+    async def _read_request(self, request_id: str) -> Decision | None:
+        """None where there is no record of it."""
+        try:
+            return await self.source.decision(request_id)
+        except UnreachableError:
+            raise
+        except ClientError as error:
+            if error.status == NOT_FOUND:
+                return None
+            raise
 
     async def _read_jobs(self) -> None:
         """Later changes come as events."""

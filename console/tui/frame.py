@@ -101,6 +101,14 @@ def _figure(figure: Figure) -> str:
     return f"{figure.label} {figure.text}{' !' if figure.breach else ''}"
 
 
+def joined(path: Sequence[str], more: Sequence[str]) -> list[str]:
+    """A path walked further: what already ends the one does not begin the other."""
+    same = next(
+        k for k in range(len(more), -1, -1) if list(path[len(path) - k :]) == list(more[:k])
+    )
+    return [*path, *more[same:]]
+
+
 def crumbs(path: Sequence[str], right: str, width: int) -> Line:
     """The path walked, then filter, counts and window at the right edge."""
     left = " " + " > ".join(map(clean, path))

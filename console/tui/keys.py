@@ -13,7 +13,8 @@ UPPER_LOOKS = frozenset("G")
 class Key:
     """`name` as Textual gives it; `shown` as people read it; `does` names an action.
 
-    `acts` opens a preflight: hidden from those who may not act.
+    `acts` opens a preflight: hidden from those who may not act. `on_row` is about the row at the
+    cursor.
     """
 
     name: str
@@ -23,6 +24,7 @@ class Key:
     group: str
     acts: bool = False
     footer: bool = False
+    on_row: bool = False
 
 
 class KeyCollisionError(Exception):
@@ -77,6 +79,8 @@ GLOBAL = (
 LATER = {"5": "KV wait", "9": "Alerts"}
 """Screens that this version does not have; their keys stay free for them."""
 
+VIEWS = Key("", "[ ]", "next_view", "next view of this screen, and the one before", "go")
+"""Both, for the footer."""
 FOLLOW = Key("f", "f", "follow", "follow the newest row", "show", footer=True)
 NEXT_VALUE = Key(
     "v", "v", "next_value", "next value: P99 or P95, bytes, failures", "show", footer=True
@@ -88,12 +92,16 @@ WINDOW = Key("w", "w", "window", "window 15 min, 1 h, 24 h", "time", footer=True
 COMPARE = Key("c", "c", "compare", "compare with the active revision", "time")
 EDIT = Key("E", "E", "edit", "edit: opens a draft", "act", acts=True, footer=True)
 EDIT_CACHE = Key("E", "E", "edit_cache", "edit the cache policy: opens a draft", "act", acts=True, footer=True)  # fmt: skip
-PIN = Key("P", "P", "pin", "pin the tenant or namespace; on a pin: end it", "act", acts=True, footer=True)  # fmt: skip
-PREFETCH = Key("W", "W", "prefetch", "prefetch from SSD into DRAM", "act", acts=True, footer=True)
-PURGE = Key("X", "X", "purge", "purge: asks for the name first", "act", acts=True, footer=True)
-CANCEL = Key("K", "K", "cancel_job", "cancel the job", "act", acts=True, footer=True)
-UNDO = Key("Z", "Z", "undo_job", "take the job back, where that can be done", "act", acts=True, footer=True)  # fmt: skip
-CANCEL_REQUEST = Key("K", "K", "cancel_request", "cancel the request", "act", acts=True, footer=True)  # fmt: skip
+PIN = Key("P", "P", "pin", "pin the tenant or namespace; on a pin: end it", "act", acts=True, footer=True, on_row=True)  # fmt: skip
+PREFETCH = Key(
+    "W", "W", "prefetch", "prefetch from SSD into DRAM", "act", acts=True, footer=True, on_row=True
+)
+PURGE = Key(
+    "X", "X", "purge", "purge: asks for the name first", "act", acts=True, footer=True, on_row=True
+)
+CANCEL = Key("K", "K", "cancel_job", "cancel the job", "act", acts=True, footer=True, on_row=True)
+UNDO = Key("Z", "Z", "undo_job", "take the job back, where that can be done", "act", acts=True, footer=True, on_row=True)  # fmt: skip
+CANCEL_REQUEST = Key("K", "K", "cancel_request", "cancel the request", "act", acts=True, footer=True, on_row=True)  # fmt: skip
 RUN_DOCTOR = Key("T", "T", "run_doctor", "run the doctor, on a pair for the pair", "act", acts=True, footer=True)  # fmt: skip
 REBASE = Key("E", "E", "edit", "take the draft onto the newer revision", "act", acts=True)
 PUT = Key("S", "S", "put", "put the draft into effect: shows what will happen first", "act", acts=True, footer=True)  # fmt: skip

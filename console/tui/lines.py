@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from textwrap import wrap
 
 from rich.cells import cell_len, set_cell_size
 from rich.segment import Segment
@@ -13,12 +14,18 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from console.tui.caps import tone_style
+from console.viewmodel.numbers import NO_TRAFFIC
 from console.viewmodel.table import Row, Table, Text, Tone
 
 REVERSE = Style(reverse=True)
 STALE = tone_style("stale")
 GROWTH = 3
 """A growing column with others at its right gets at most so many times its declared width."""
+
+
+INDENT = "  "
+LEAST_WIDTH = 8
+"""Of a column that has to give way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,9 +82,11 @@ class Layout:
     gap: str = "  "
 
 
-def lay_out(table: Table, width: int) -> Layout:
+def lay_out(table: Table, width: int, *, whole: bool = False) -> Layout:
     """Columns at their declared width; when that is too much, at what their cells need, then closer
-    together, and then the highest `drop` leaves first. Room that is left goes to those that grow."""
+    together, and then the highest `drop` leaves first. Room that is left goes to those that grow;
+    with `whole`, first to what their text needs, and what then is too wide leaves the last of them
+    the narrower."""
     needs = [_needed(table, index) for index in range(len(table.columns))]
     kept = list(range(len(table.columns)))
     full = {index: max(table.columns[index].width, needs[index]) for index in kept}
@@ -85,11 +94,12 @@ def lay_out(table: Table, width: int) -> Layout:
         for sizes, gap in ((full, 2), (dict(enumerate(needs)), 2), (dict(enumerate(needs)), 1)):
             total = sum(sizes[index] for index in kept) + gap * (len(kept) - 1)
             if total <= width:
-                return _spread(table, kept, sizes, full, width - total, " " * gap)
+                start = _with_text(table, kept, sizes, width - total) if whole else sizes
+                spare = width - gap * (len(kept) - 1) - sum(start[index] for index in kept)
+                return _spread(table, kept, start, full, spare, " " * gap)
         drop = max((table.columns[index].drop for index in kept), default=0)
         if drop == 0:
-            sizes = dict(enumerate(needs))
-            return Layout(tuple((index, sizes[index]) for index in kept), " ")
+            return _squeezed(table, kept, dict(enumerate(needs)), width)
         kept = [index for index in kept if table.columns[index].drop != drop]
 
 
@@ -98,6 +108,27 @@ def _needed(table: Table, index: int, limit: int = 40) -> int:
     column = table.columns[index]
     longest = max((cell_len(row.cells[index].text) for row in table.rows), default=0)
     return max(cell_len(column.label), min(longest, column.width if column.grow else limit))
+
+
+def _with_text(table: Table, kept: list[int], sizes: dict[int, int], spare: int) -> dict[int, int]:
+    """Words before padding: growing columns get what their longest cell takes."""
+    sizes = dict(sizes)
+    for index in kept:
+        if table.columns[index].grow:
+            longest = max((cell_len(row.cells[index].text) for row in table.rows), default=0)
+            extra = max(0, min(spare, longest - sizes[index]))
+            sizes[index] += extra
+            spare -= extra
+    return sizes
+
+
+def _squeezed(table: Table, kept: list[int], sizes: dict[int, int], width: int) -> Layout:
+    """Nothing more may leave: the last growing column takes what there is, so that its cut shows."""
+    over = sum(sizes[index] for index in kept) + len(kept) - 1 - width
+    growing = [index for index in kept if table.columns[index].grow]
+    if over > 0 and growing:
+        sizes[growing[-1]] = max(LEAST_WIDTH, sizes[growing[-1]] - over)
+    return Layout(tuple((index, sizes[index]) for index in kept), " ")
 
 
 def _spread(
@@ -144,6 +175,57 @@ def table_lines(table: Table, width: int, limit: int | None = None) -> list[Line
     rows = table.rows if limit is None else table.rows[:limit]
     found = lay_out(table, width)
     return [header_line(table, width), *(row_line(table, row, width, found) for row in rows)]
+
+
+def whole_lines(table: Table, width: int) -> list[Line]:
+    """As `table_lines`, with nothing cut off: words go on below, and so do columns for which there
+    is no room, each after its label."""
+    if not table.rows:
+        return table_lines(table, width)
+    found = lay_out(table, width, whole=True)
+    kept = {index for index, _ in found.columns}
+    gone = [index for index in range(len(table.columns)) if index not in kept]
+    parts = [
+        fit(table.columns[index].label, size, table.columns[index].align)
+        for index, size in found.columns
+    ]
+    lines: list[Line] = [(toned(found.gap.join(parts), "muted"),)]
+    for row in table.rows:
+        first, rest = _parted(table, row, found)
+        lines.append(row_line(table, first, width, found))
+        lead = Span(" " * max(0, width - found.columns[-1][1]))
+        lines.extend((lead, toned(part, row.cells[found.columns[-1][0]].tone)) for part in rest)
+        lines.extend(_told_below(table, row, gone, width))
+    return lines
+
+
+def _parted(table: Table, row: Row, found: Layout) -> tuple[Row, list[str]]:
+    """The row with as much of its last cell as fits, and what goes on below it."""
+    index, size = found.columns[-1]
+    text = row.cells[index]
+    if not table.columns[index].grow or cell_len(text.text) <= size:
+        return row, []
+    parts = wrap(text.text, size if text.text.isascii() else max(1, size // 2))
+    cells = list(row.cells)
+    cells[index] = Text(parts[0], text.tone)
+    return replace(row, cells=tuple(cells)), parts[1:]
+
+
+def _told_below(table: Table, row: Row, gone: list[int], width: int) -> Iterator[Line]:
+    """Columns for which there is no room; what has no value is left out."""
+    told = [
+        f"{table.columns[index].label} {row.cells[index].text}"
+        for index in gone
+        if row.cells[index].text not in ("", NO_TRAFFIC)
+    ]
+    kept: list[str] = []
+    for one in told:  # a value stays on the line of its label
+        if kept and cell_len("  ".join([INDENT, *kept, one])) > width:
+            yield (toned("  ".join([INDENT, *kept]), "muted"),)
+            kept = []
+        kept.append(one)
+    if kept:
+        yield (toned("  ".join([INDENT, *kept]), "muted"),)
 
 
 class LinesView(Widget, can_focus=False):

@@ -86,7 +86,16 @@ def search(text: str, known: Sequence[Entry], recent: Sequence[Location]) -> lis
         (score, place, e) for place, e in enumerate(known) if (score := _score(wanted, e.words)) > 0
     ]
     scored.sort(key=lambda item: (-item[0], item[1]))
-    return [entry for _, _, entry in scored[:MAX_SHOWN]]
+    by_id = [] if scored and scored[0][0] > 1 else _request_by_id(split_filter(text)[0])
+    return [*by_id, *(entry for _, _, entry in scored)][:MAX_SHOWN]
+
+
+def _request_by_id(text: str) -> list[Entry]:
+    """A request that is none of the last ones, by its whole id."""
+    noun, _, name = text.strip().partition(" ")
+    if noun not in ("request", "rq") or not name:
+        return []
+    return [Entry(f"request {clean(name)}", "", Location("request", name))]
 
 
 def split_filter(text: str) -> tuple[str, str]:

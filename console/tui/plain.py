@@ -7,7 +7,7 @@ from collections.abc import Callable
 from console.tui import details, frame
 from console.tui.context import Context
 from console.tui.doctor_lines import head_lines as doctor_head_lines
-from console.tui.lines import Line, header_line, line, plain_text, row_line, table_lines
+from console.tui.lines import Line, header_line, line, plain_text, row_line, whole_lines
 from console.tui.pages.doctor import check_lines
 from console.tui.pages.overview import evictions_of, hit_rate_of, service_lines
 from console.tui.pool_lines import pool_head_lines
@@ -77,9 +77,9 @@ def _figure(context: Context, heatmap: Heatmap) -> list[Line]:
 def _overview(context: Context) -> list[Line]:
     view = overview(context.snapshot, context.history, now=context.server_now, tz=context.tz)
     lines = [line(""), *service_lines(context, view, context.width)]
-    lines.extend(table_lines(view.attention, context.width - 1))
+    lines.extend(whole_lines(view.attention, context.width - 1))
     lines.append(line(""))
-    lines.extend(table_lines(view.changes, context.width - 1))
+    lines.extend(whole_lines(view.changes, context.width - 1))
     return lines
 
 

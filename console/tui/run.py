@@ -14,13 +14,19 @@ from typing import TypeVar
 from console import calls
 from console.tui.caps import Caps, is_utf8
 from console.tui.context import Context
-from console.tui.feed import CLUSTER_METRICS, LEDGER_ROWS, NODE_METRICS, SNAPSHOT_ROWS
+from console.tui.feed import (
+    CLUSTER_METRICS,
+    LEDGER_ROWS,
+    NODE_METRICS,
+    NOT_FOUND,
+    SNAPSHOT_ROWS,
+)
 from console.tui.localtime import LocalZone
 from console.tui.plain import screen_text, screens
 from console.viewmodel.freshness import freshness
 from console.viewmodel.ledger import WINDOW_SECONDS as LEDGER_WINDOW_SECONDS
 from console.viewmodel.overview import headline, overview
-from console.viewmodel.state import ConsoleState, LedgerReport, PairTransfers
+from console.viewmodel.state import ConsoleState, LedgerReport, OpenedRequest, PairTransfers
 from controlplane.calls import Call
 from controlplane.client import AsyncClient, Client, ClientError, find_token
 from controlplane.client_http import UnreachableError
@@ -127,6 +133,8 @@ def read_context(client: Client, noun: str = "", name: str = "") -> Context:
     )
     _read_paths(client, state, noun, name)
     _read_requests(client, state, noun)
+    if noun == "request":
+        _read_request(client, state, name)
     snapshot = state.snapshot()
     now = monotonic()
     size = shutil.get_terminal_size((120, 40))
@@ -168,6 +176,20 @@ def _read_requests(client: Client, state: ConsoleState, noun: str) -> None:
         summary = _where_offered(client, ledger_calls.summary(LEDGER_WINDOW_SECONDS))
         if page is not None and summary is not None:
             state.load(monotonic(), ledger=LedgerReport(page, summary))
+
+
+def _read_request(client: Client, state: ConsoleState, request_id: str) -> None:
+    """By its id, where it is none of the last ones."""
+    if state.snapshot().decision(request_id) is not None:
+        return
+    try:
+        found = client.decision(request_id)
+    except ClientError as error:
+        if error.status != NOT_FOUND:
+            raise
+        state.load(monotonic(), opened=OpenedRequest(request_id, None))
+    else:
+        state.load(monotonic(), opened=OpenedRequest(request_id, found))
 
 
 def _where_offered(client: Client, call: Call[T]) -> T | None:

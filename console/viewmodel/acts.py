@@ -28,6 +28,7 @@ PIN_SHARE_LIMIT = 0.20
 HOTTEST = 10
 MAX_PROBED_PAIRS = 128
 """Of one run of the doctor; the control plane's plan has the bound."""
+LET_RUN = "Let it run"
 NAME_DIGITS = 12
 """Of a namespace, in the name that one types to agree to a purge."""
 
@@ -50,6 +51,8 @@ class Act:
     body: Body | None = None
     job_id: int | None = None
     request_id: str = ""
+    leave: str = "Cancel"
+    """The button that does nothing; of an act that itself cancels it must not say so."""
 
 
 def of_group(action: str, key: str, report: PoolReport) -> Act | str:
@@ -156,7 +159,8 @@ def cancel(job: Job) -> Act | None:
         Text(f"ok    {done_text(job.progress)} are done and stay done"),
         Text("ok    it stops after the slice at hand", "muted"),
     )
-    return Act("cancel", f"CANCEL job {job.id} {job.kind} {job.target}", "Cancel the job", lines, job_id=job.id)  # fmt: skip
+    title = f"CANCEL job {job.id} {job.kind} {job.target}"
+    return Act("cancel", title, "Cancel the job", lines, job_id=job.id, leave=LET_RUN)
 
 
 def undo(job: Job) -> Act | None:
@@ -200,7 +204,9 @@ def cancel_request(item: RunningRequest) -> Act:
     )  # fmt: skip
     body = RequestCancel(gateway=item.gateway)
     title = f"CANCEL request {name}"
-    return Act("cancel_request", title, f"End {name}", lines, body=body, request_id=item.request_id)  # fmt: skip
+    return Act(
+        "cancel_request", title, f"End {name}", lines, body=body, request_id=item.request_id, leave=LET_RUN,
+    )  # fmt: skip
 
 
 def run_doctor(

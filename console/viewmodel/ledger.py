@@ -131,7 +131,7 @@ def _row(entry: LedgerEntry, now: float, tz: tzinfo) -> Row:
         Text(numbers.duration(entry.predicted_seconds) + ("!" if over > 0 else "")),
         Text(numbers.duration(entry.limit_seconds)),
         Text(_or_dash(entry.retry_after_seconds)),
-        Text(_or_dash(entry.measured_seconds)),
+        Text(_or_dash(entry.measured_seconds) + "!" * _missed(entry)),
         verdict,
     )
     facts: dict[str, Fact] = {
@@ -155,19 +155,24 @@ def _met(entry: LedgerEntry) -> Text:
     """Of a probe what came of it; of a rejected one what came of the probes most like it."""
     if entry.kind == "probe":
         if entry.met is None:
-            return Text("not known: ended otherwise", "muted")
+            return Text("open, it ended otherwise", "muted")
         return Text("yes, it was let in", "warn") if entry.met else Text("no, it was let in")
     found = entry.would_have_met
     if entry.kind == "shed":
         return Text("- (its wait was over)", "muted")
     if found is None or not found.samples:
-        return Text("not known: no probe like it", "muted")
+        return Text("open, no probe alike", "muted")
     like = f"{numbers.count(found.met)} of {numbers.count(found.samples)} alike"
     if found.low is not None and found.low > 0.5:
         return Text(f"likely yes, {like}", "warn")
     if found.high is not None and found.high < 0.5:
         return Text(f"likely no, {like}")
     return Text(f"open, {like}", "muted")
+
+
+def _missed(entry: LedgerEntry) -> bool:
+    measured = entry.measured_seconds
+    return measured is not None and measured > entry.limit_seconds
 
 
 def _gate(name: str) -> str:

@@ -14,6 +14,7 @@ from controlplane.stats.schemas import Overview, SeriesReply
 
 SPARK_COLUMNS = 30
 KV_WAIT_ALARM = 0.15
+REJECTED_ALARM = 0.05
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,14 @@ def service(seen: Overview | None, series: SeriesReply) -> tuple[ServiceRow, ...
     rejected = _bare(seen.rejected_ratio, seen)
     return (
         ServiceRow("requests", "requests, last min", rate, read("requests")),
-        ServiceRow("rejected", "rejected %", rejected, read("rejected")),
+        ServiceRow(
+            "rejected",
+            "rejected %",
+            rejected,
+            read("rejected"),
+            numbers.percent(REJECTED_ALARM),
+            breach=_over(seen.rejected_ratio, REJECTED_ALARM),
+        ),
         *_latency_rows(seen, read),
         ServiceRow("queue", "queue P95", _queue(seen), read("queue_p95_seconds")),
         *_ratio_rows(seen, read),

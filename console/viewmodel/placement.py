@@ -1,10 +1,11 @@
-"""Beside the candidates of a decision: what admission said, and what `observe` would have done."""
+"""Beside the candidates of a decision: retries, what admission said, what `observe` would have done."""
 
 from __future__ import annotations
 
 from console.viewmodel import numbers
 from console.viewmodel.table import Text, cell
 from controlplane.decisions.schemas import Decision
+from workers.core.error_text import error_text
 
 _GATES = {"queue_full": "the queue was full", "deadline": "it waited up to the SLO's deadline"}
 
@@ -51,6 +52,20 @@ def observed(decision: Decision) -> Text | None:
         against = f", {numbers.duration(abs(gap))} {word} than {chosen.worker_id}"
     text = f"OBSERVE  {other.algorithm} would have chosen {other.worker_id}: predicted {predicted}{against}"
     return cell(text, "accent")
+
+
+def retries(num: int) -> str:
+    """`1 retry`, `3 retries`, or nothing."""
+    return "" if not num else f"{num} {'retry' if num == 1 else 'retries'}"
+
+
+def retried(decision: Decision) -> Text | None:
+    """How often, and what the try met that a served request left behind; None where once was enough."""
+    if not decision.retries:
+        return None
+    served = decision.error and decision.status.startswith("finished")
+    met = f", the last after: {error_text(decision.error)}" if served else ""
+    return cell(f"RETRIED  {numbers.count(decision.retries)}x{met}", "warn")
 
 
 def hedged(decision: Decision) -> Text | None:

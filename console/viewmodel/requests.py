@@ -79,6 +79,7 @@ class RequestView:
     outcome: Text
     context: str
     remarks: tuple[Text, ...] = ()  # of admission, and of what `observe` would have done
+    no_bars: str = "No phase has been measured yet."  # said where there is none
 
 
 def requests(decisions: Sequence[Decision], *, now: float, tz: tzinfo) -> Table:
@@ -177,15 +178,23 @@ def why(decision: Decision) -> str:
         after = f"; Retry-After {numbers.duration(retry)}" if retry is not None else ""
         return f"{decision.http_status or 429}: {decision.error or 'rejected'}{after}"
     if decision.error:
-        leg = f"{decision.failed_leg} leg: " if decision.failed_leg else ""
-        status = f"{decision.http_status}: " if decision.http_status else ""
-        return status + leg + error_text(decision.error)
+        return _error_words(decision)
     worst = max(decision.phases, key=_excess, default=None)
     if worst is not None and _excess(worst) >= SLOW_RATIO:
         return f"{worst.name} {numbers.times(_excess(worst))}"
-    if decision.retries:
-        return f"{decision.retries} retries"
-    return ""
+    return placement.retries(decision.retries)
+
+
+def _error_words(decision: Decision) -> str:
+    """`502: decode leg on d1: ...`; where a retry served it, what the try before it met."""
+    text = error_text(decision.error)
+    if decision.status.startswith("finished"):
+        retried = placement.retries(decision.retries)
+        return f"{retried}: {text}" if retried else text
+    leg = f"{decision.failed_leg} leg"
+    if decision.failed_leg and not text.startswith(leg):
+        text = f"{leg}: {text}"
+    return f"{decision.http_status}: {text}" if decision.http_status else text
 
 
 def _excess(phase: Phase) -> float:
@@ -221,7 +230,7 @@ PREFILL_COLUMNS = (
     Column("transfer", "T_TRANSFER", 10, "right", drop=1),
     Column("prefill", "T_PREFILL", 9, "right"),
     Column("ttft", "SUM", 9, "right"),
-    Column("verdict", "VERDICT", 22, grow=True),
+    Column("verdict", "VERDICT", 16, grow=True),
 )
 PHASE_COLUMNS = (
     Column("phase", "PHASE", 18),
@@ -235,7 +244,7 @@ DECODE_COLUMNS = (
     Column("node", "NODE", 8, drop=1),
     Column("running", "RUNNING", 9, "right"),
     Column("tbt", "PRED. TBT", 9, "right"),
-    Column("verdict", "VERDICT", 22, grow=True),
+    Column("verdict", "VERDICT", 16, grow=True),
 )
 LEG_COLUMNS = (
     Column("leg", "LEG", 8),
@@ -269,14 +278,40 @@ def request(decision: Decision, *, now: float, tz: tzinfo) -> RequestView:
             tuple(_decode_row(c, decision) for c in decision.decode_candidates),
             "No decode worker was a candidate.",
         ),
-        legs=Table(LEG_COLUMNS, _legs(decision), "No leg has reported yet."),
+        legs=Table(LEG_COLUMNS, _legs(decision), _no_leg(decision)),
         outcome=_outcome(decision),
         context=_context(decision, tz),
         remarks=tuple(
             said
-            for say in (placement.admission, placement.observed, placement.hedged)
+            for say in (
+                placement.retried, placement.admission, placement.observed, placement.hedged,
+            )
             if (said := say(decision))
         ),
+        no_bars=_no_phase(decision),
+    )  # fmt: skip
+
+
+def _no_phase(decision: Decision) -> str:
+    if decision.status == "running":
+        return "No phase has been measured yet."
+    turned = decision.status == "rejected"
+    return "It was turned away: no phase began." if turned else "No phase was measured."
+
+
+def _no_leg(decision: Decision) -> str:
+    if decision.status == "running":
+        return "No leg has reported yet."
+    turned = decision.status == "rejected"
+    return "It was turned away: no leg was sent." if turned else "No worker reported on its leg."
+
+
+def unrecorded(request_id: str) -> str:
+    """Instead of a request that is not there: why that may be, and the way on."""
+    return (
+        f"There is no record of request {clean(request_id)}: it still runs and was not told of yet,"
+        " or is older than records are kept (7 shows records/default), or was left out by"
+        " sampling there. Esc goes back."
     )
 
 
@@ -301,7 +336,7 @@ def phases(view: RequestView) -> Table:
         Row(bar.name, (Text(bar.name), Text(bar.predicted), Text(bar.measured), Text(bar.note)))
         for bar in view.bars
     )
-    return Table(PHASE_COLUMNS, rows, "No phase has been measured yet.")
+    return Table(PHASE_COLUMNS, rows, view.no_bars)
 
 
 def _bar(phase: Phase, start: float | None, end: float | None, total: float) -> Bar:
@@ -335,7 +370,9 @@ def _head(decision: Decision, now: float, tz: tzinfo) -> tuple[Text, ...]:
         f"{numbers.short_id(decision.request_id)}  {decision.tenant}  {decision.model}"
         f"  {numbers.count(decision.prompt_tokens)} prompt tokens{output}  {decision.status}"
     )
-    hit = f"hit {_hit_text(decision)} % of prompt tokens requested"
+    hit = f"hit {_hit_text(decision)}"
+    if hit_ratio(decision) is not None:
+        hit += " % of prompt tokens requested"
     when = f"{numbers.stamp(decision.at, now, tz)}  via {decision.gateway_id}  {route(decision)}"
     lines = [cell(first, "strong"), cell(f"{when}  {hit}")]
     waited = placement.waited(decision)
@@ -428,4 +465,15 @@ def _outcome(decision: Decision) -> Text:
 def _context(decision: Decision, tz: tzinfo) -> str:
     threshold = decision.balancing_threshold
     limit = "" if threshold is None else f"  threshold {threshold:.2f}"
-    return f"DECISION {numbers.clock(decision.at, tz)}{limit}"
+    return f"DECISION {numbers.clock(decision.at, tz)}{limit}{_to_first_token(decision)}"
+
+
+def _to_first_token(decision: Decision) -> str:
+    """A candidate's SUM ends with prefill; the TTFT that is predicted and judged goes on from there."""
+    chosen = [c for c in decision.prefill_candidates if c.worker_id == decision.prefill_worker]
+    best = min(chosen or decision.prefill_candidates, key=lambda c: c.ttft_seconds, default=None)
+    predicted = decision.predicted_ttft_seconds
+    if best is None or predicted is None or predicted <= best.ttft_seconds:
+        return ""
+    rest = numbers.duration(predicted - best.ttft_seconds)
+    return f"  SUM + {rest} after prefill = predicted TTFT {numbers.duration(predicted)}"

@@ -15,9 +15,9 @@ NOT_YET = "The gateways have not been asked yet."
 COLUMNS = (
     Column("request", "REQUEST", 8),
     Column("state", "STATE", 14),
-    Column("age", "AGE", 9, "right", drop=2),
+    Column("age", "AGE", 9, "right", drop=3),
     Column("waited", "WAITED", 10, "right"),
-    Column("bound", "OF", 8, "right", drop=3),
+    Column("bound", "OF", 8, "right", drop=2),
     Column("then", "THEN", 15),
     Column("waits", "WAITS FOR", 27, grow=True),
     Column("tenant", "TENANT", 8, drop=4),

@@ -75,6 +75,14 @@ class PairTransfers:
 
 
 @dataclass(frozen=True, slots=True)
+class OpenedRequest:
+    """A request that was read by its id; `found` is None where there is no record of it."""
+
+    request_id: str
+    found: Decision | None
+
+
+@dataclass(frozen=True, slots=True)
 class LedgerReport:
     """The newest entries of the ledger, and what the last hour comes to."""
 
@@ -109,12 +117,26 @@ class Snapshot:
     alarms: NodeTransferList | None = None  # its alarms alone
     running: RunningList | None = None
     ledger: LedgerReport | None = None
+    opened: OpenedRequest | None = None
 
     @property
     def emulated(self) -> bool:
         """Any number here may come from the emulated engine."""
         shown = self.overview is not None and self.overview.emulated
         return shown or any(worker.engine == "emulated" for worker in self.workers)
+
+    def decision(self, request_id: str) -> Decision | None:
+        """A request of the last ones, or the one that was read by its id."""
+        for decision in reversed(self.decisions):
+            if decision.request_id == request_id:
+                return decision
+        opened = self.opened
+        return opened.found if opened is not None and opened.request_id == request_id else None
+
+    def is_unrecorded(self, request_id: str) -> bool:
+        """It was asked for, and there is no record of it."""
+        opened = self.opened
+        return opened is not None and opened.request_id == request_id and opened.found is None
 
     def transfers_of(self, source: str, target: str) -> NodeTransferList | None:
         """The report on a pair, if it is the one that was read."""
@@ -155,6 +177,7 @@ class ConsoleState:
         self._alarms: NodeTransferList | None = None
         self._running: RunningList | None = None
         self._ledger: LedgerReport | None = None
+        self._opened: OpenedRequest | None = None
         self._received: float | None = None
         self._row_received: dict[str, float] = {}
         self._server_time: float | None = None
@@ -193,6 +216,7 @@ class ConsoleState:
         alarms: NodeTransferList | None = None,
         running: RunningList | None = None,
         ledger: LedgerReport | None = None,
+        opened: OpenedRequest | None = None,
     ) -> None:
         """Take what REST says; a list given replaces the old one, None leaves it."""
         if overview is not None:
@@ -204,6 +228,7 @@ class ConsoleState:
         self._doctor, self._pair = doctor or self._doctor, pair or self._pair
         self._alarms = alarms or self._alarms
         self._running, self._ledger = running or self._running, ledger or self._ledger
+        self._opened = opened or self._opened
         self._load_pool(pool, pins, jobs)
         self._load_cluster(now, nodes, workers, gateways)
         if policies is not None:
@@ -283,6 +308,7 @@ class ConsoleState:
             self._alarms,
             self._running,
             self._ledger,
+            self._opened,
         )
 
     def _take_overview(self, overview: Overview, now: float) -> None:

@@ -115,7 +115,7 @@ def _node_row(node: Node, worker: Worker | None, seconds: float, *, first: bool)
     key = f"{node.id}/{worker.id}" if worker else node.id
     facts: dict[str, Fact] = {
         "node": node.id,
-        "state": worker.state if worker else node.state,
+        "state": _word_of(_state(node, worker, seconds)),
         "used": used,
         "age": seconds,
         "restarts": node.restarts,
@@ -128,12 +128,13 @@ def _orphan_row(worker: Worker, seconds: float) -> Row:
     blank = (Text(numbers.UNKNOWN, "muted"),) * 5
     cells = (
         cell(worker.node_id, "muted"),
-        _worker_state(worker),
+        worker_state(worker),
         *_worker_cells(worker, old=False),
         *blank,
         Text(numbers.age(seconds)),
     )
-    facts: dict[str, Fact] = {"node": worker.node_id, "state": worker.state, "age": seconds}
+    state = worker_state(worker)
+    facts: dict[str, Fact] = {"node": worker.node_id, "state": state.text, "age": seconds}
     return Row(f"{worker.node_id}/{worker.id}", cells, facts | _worker_facts(worker))
 
 
@@ -144,10 +145,17 @@ def _state(node: Node, worker: Worker | None, seconds: float) -> Text:
         return Text(f"stale {numbers.age(seconds)}", "stale")
     if node.state == "not_ready" and (worker is None or worker.state == "ready"):
         return Text("not ready", "critical")
-    return Text("ready", "well") if worker is None else _worker_state(worker)
+    return Text("ready", "well") if worker is None else worker_state(worker)
 
 
-def _worker_state(worker: Worker) -> Text:
+def _word_of(state: Text) -> str:
+    """What a filter compares: `lost` of `lost 38 s`."""
+    aged = state.text.startswith(("lost ", "stale "))
+    return state.text.partition(" ")[0] if aged else state.text
+
+
+def worker_state(worker: Worker) -> Text:
+    """As its supervisor says, or as requests meet it where that is worse: `ejected`."""
     if worker.state == "ready" and worker.data_path not in (None, "ok"):
         return Text(worker.data_path, "critical")  # its probe may be fine: requests are not
     tones: dict[str, Tone] = {"ready": "well", "failed": "critical", "lost": "critical"}
@@ -213,7 +221,7 @@ def _worker_row(worker: Worker) -> Row:
     error = worker.data_path_note or worker.last_error
     cells = (
         cell(worker.id, tone),
-        _worker_state(worker),
+        worker_state(worker),
         Text(worker.role, tone),
         cell(worker.node_id, tone),
         Text(_running(worker, old=old), tone),
@@ -227,7 +235,7 @@ def _worker_row(worker: Worker) -> Row:
     )
     facts: dict[str, Fact] = {
         "node": worker.node_id,
-        "state": worker.state,
+        "state": worker_state(worker).text,
         "restarts": worker.restarts,
     }
     return Row(worker.id, cells, facts | _worker_facts(worker), f"worker/{worker.id}")

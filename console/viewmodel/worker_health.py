@@ -17,14 +17,14 @@ OFF_SHARE = 0.5
 COLUMNS = (
     Column("worker", "WORKER", 10, grow=True),
     Column("state", "LEGS MEET", 22),
-    Column("row", "IN A ROW", 8, "right", drop=3),
     Column("window", "FAILED LATELY", 13, "right"),
-    Column("requests", "LEGS", 8, "right", drop=4),
-    Column("failed", "FAILED", 7, "right", drop=2),
+    Column("row", "IN A ROW", 8, "right", drop=4),
+    Column("requests", "LEGS", 8, "right", drop=5),
+    Column("failed", "FAILED", 7, "right", drop=3),
     Column("prefill", "PREFILL OFF", 15, "right"),
-    Column("tbt", "TBT OFF", 15, "right", drop=1),
-    Column("gateway", "GATEWAY", 8, drop=5),
-    Column("why", "WHY", 20, grow=True, drop=6),
+    Column("tbt", "TBT OFF", 15, "right", drop=2),
+    Column("gateway", "GATEWAY", 8, drop=6),
+    Column("why", "WHY", 18, grow=True, drop=1),
 )
 FIELDS: dict[str, FieldKind] = {
     "worker": "text",
@@ -129,8 +129,8 @@ def _row(worker: str, load: WorkerLoad, gateway: Gateway) -> Row:
     cells = (
         cell(worker, rest),
         Text(state_text(load) + (" ~" if old else ""), tone),
-        Text(numbers.count(load.failures_in_a_row), rest),
         Text(_window(load), tone if load.outcomes_failed else rest),
+        Text(numbers.count(load.failures_in_a_row), rest),
         Text(numbers.count(load.requests_total), rest),
         Text(numbers.count(load.failures_total), rest),
         _error(load.prefill_error, load.prefill_samples, rest),

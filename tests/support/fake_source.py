@@ -26,6 +26,7 @@ from controlplane.policies.schemas import (
     PolicyPutReply,
     PolicyRevision,
 )
+from controlplane.schema_base import Problem
 from controlplane.stats.schemas import Matrix, Overview, SeriesReply
 
 
@@ -41,6 +42,7 @@ class FakeSource:
         self.refuse: ClientError | None = None
         self.puts: list[tuple[str, str, PolicyPut, int | None]] = []
         self.num_events = 0
+        self.older: list[Decision] = []
         self.sent: list[Call[Any]] = []
 
     def emit(self, kind: str, data: dict[str, object]) -> None:
@@ -159,7 +161,10 @@ class FakeSource:
 
     async def decision(self, request_id: str) -> Decision:
         self._check()
-        return next(d for d in self.world.decisions if d.request_id == request_id)
+        for decision in (*self.world.decisions, *self.older):
+            if decision.request_id == request_id:
+                return decision
+        raise ClientError(Problem(title="not found", status=404, detail=f"no {request_id}"))
 
     async def audit(self, *, limit: int | None = None) -> AuditList:
         self._check()

@@ -34,7 +34,13 @@ class ActPage(PanelPage):
         """How to agree."""
         if self.typed:
             return "type the name, Enter   y agrees then   Tab next   Esc cancel"
-        return "y agrees   Tab next   Enter presses what is in focus   Esc cancel"
+        leaves = "cancel" if self.leave == super().leave else "lets it run"
+        return f"y agrees   Tab next   Enter presses what is in focus   Esc {leaves}"
+
+    @property
+    def leave(self) -> str:
+        """Of a panel that asks whether to cancel, `Cancel` would say both."""
+        return self.act.leave if self.act else super().leave
 
     @property
     def typed(self) -> str:
@@ -53,7 +59,7 @@ class ActPage(PanelPage):
         if self.act.kind == "doctor":
             return ["Doctor", "run"]
         if self.act.kind == "cancel_request":
-            return ["Requests", "cancel"]
+            return ["Requests", "in flight", "cancel"]
         return ["Jobs" if self.act.job_id else "Cache", self.act.kind]
 
     def ask(self, act: Act, now: float) -> None:

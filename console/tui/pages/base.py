@@ -63,6 +63,11 @@ class Page(Widget, can_focus=False):
         """The view shown."""
         return self.views[self.view_index] if self.views else ""
 
+    def offered(self) -> Sequence[Key]:
+        """Those of `keys` that the footer offers now: one that needs a row is not, without one."""
+        no_row = self.rows_view() is not None and self.selected() is None
+        return [key for key in self.keys if not (key.on_row and no_row)]
+
     @property
     def wanted(self) -> frozenset[str]:
         """What of `needs` the view shown needs."""

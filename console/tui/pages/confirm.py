@@ -46,8 +46,8 @@ class ConfirmPage(PanelPage):
         return self.change is not None
 
     def path(self) -> list[str]:
-        """`Policies > slo/default > put`."""
-        return [self.title, self.change.draft.name if self.change else "", "put"]
+        """`Policies > slo/default > draft > put`."""
+        return [self.title, self.change.draft.name if self.change else "", "draft", "put"]
 
     def ask(self, change: Change, now: float) -> None:
         """Start over with a change."""

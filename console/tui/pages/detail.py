@@ -8,6 +8,7 @@ from textual.app import ComposeResult
 
 from console.tui import details
 from console.tui.context import Context
+from console.tui.feed import REQUEST
 from console.tui.lines import Line, LinesView
 from console.tui.pages.base import Location, Page
 from console.viewmodel.numbers import short_id
@@ -46,6 +47,11 @@ class DetailPage(Page):
     def url(self) -> str:  # type: ignore[override]  # follows what is shown
         """The page of what is shown."""
         return self._base + self.name_shown
+
+    @property
+    def wanted(self) -> frozenset[str]:
+        """A request that is none of the last ones is read by its id."""
+        return frozenset({REQUEST + self.name_shown} if self.noun == "request" else ())
 
     def compose(self) -> ComposeResult:
         """Lines only."""

@@ -60,6 +60,11 @@ class PanelPage(Page):
         return ""
 
     @property
+    def leave(self) -> str:
+        """The word on the button that does nothing."""
+        return "Cancel"
+
+    @property
     def is_set(self) -> bool:
         """There is something to ask."""
         raise NotImplementedError
@@ -101,7 +106,7 @@ class PanelPage(Page):
         return [self._typed, self._reason] if self.typed else [self._reason]
 
     def _show_buttons(self) -> None:
-        words = ("[ Cancel ]", f"[ y  {self.button()} ]")
+        words = (f"[ {self.leave} ]", f"[ y  {self.button()} ]")
         spans: list[Span] = [Span("   ")]
         for place, text in enumerate(words):
             spans.append(Span(text, REVERSE) if place == self._focus else Span(text))

@@ -9,6 +9,7 @@ from textual.containers import Horizontal, Vertical
 
 from console.tui import details
 from console.tui.context import Context
+from console.tui.feed import REQUEST
 from console.tui.frame import DETAIL_WIDTH, WIDE_WIDTH
 from console.tui.keys import CANCEL_REQUEST, FOLLOW, Key
 from console.tui.lines import LinesView
@@ -66,8 +67,12 @@ class RequestsPage(Page):
 
     @property
     def wanted(self) -> frozenset[str]:
-        """The gateways are asked only while what they say is shown."""
-        return frozenset({_NEEDS[self.view]} - {""})
+        """The gateways are asked only while what they say is shown; beside a list the request at
+        the cursor may be none of the last ones."""
+        row, context = self.rows_view().cursor, self._shown
+        beside = context is not None and context.width >= WIDE_WIDTH and row is not None
+        request = {REQUEST + row.opens.partition("/")[2]} if beside and row is not None else set()
+        return frozenset({_NEEDS[self.view], *request} - {""})
 
     def compose(self) -> ComposeResult:
         """Head of the view, rows; on wide screens the request at the cursor beside them."""

@@ -60,6 +60,7 @@ async def act_of(context: Context, kind: str, target: str) -> dict[str, object]:
     return {
         "title": found.title,
         "button": found.button,
+        "leave": found.leave,
         "lines": [{"text": line.text, "tone": line.tone} for line in found.lines],
         "typed": found.typed,
         "method": call.method,

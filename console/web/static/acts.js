@@ -9,7 +9,7 @@ import { refresh } from "./live.js";
 const TOKEN = "perilune.token";
 
 /**
- * @typedef {{ title: string, button: string, lines: { text: string, tone: string }[], typed: string,
+ * @typedef {{ title: string, button: string, leave: string, lines: { text: string, tone: string }[], typed: string,
  *   method: string, path: string, body: Record<string, unknown> | null }} Act
  */
 
@@ -73,6 +73,7 @@ function show(found) {
   part("#act-name").textContent = found.typed;
   part('[data-part="token"]').hidden = Boolean(sessionStorage.getItem(TOKEN));
   part("#act-yes").textContent = found.button;
+  part("[data-closes]").textContent = found.leave;
   for (const name of ["#act-typed", "#act-reason", "#act-token"]) input(name).value = "";
   say("", "");
 }
@@ -86,6 +87,7 @@ function tell(text) {
   part('[data-part="typed"]').hidden = true;
   part('[data-part="token"]').hidden = true;
   part("#act-yes").textContent = "Close";
+  part("[data-closes]").textContent = "Cancel";
   say("", "");
   dialog.showModal();
 }
@@ -152,6 +154,7 @@ function finished(text) {
   say(text, "good");
   act = null;
   part("#act-yes").textContent = "Close";
+  part("[data-closes]").textContent = "Cancel";
   part('[data-part="token"]').hidden = true;
   part('[data-part="typed"]').hidden = true;
   void refresh();

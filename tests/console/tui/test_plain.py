@@ -104,6 +104,13 @@ def test_the_doctor_as_text_says_what_to_do_first(world: Any) -> None:
     assert text.index("Compare `ip link`") < text.index("NODES") < text.index("PAIRS")
 
 
+def test_what_is_cut_on_a_screen_is_whole_as_text(world: Any) -> None:
+    """A pipe has no way to open a row."""
+    text = screen_text(context_of(world), "request", world.decisions[-1].request_id)
+    assert "~" not in text
+    assert "24 ms slower:" in text
+
+
 def test_an_unknown_screen_names_those_there_are() -> None:
     with pytest.raises(ConfigError, match="overview, topology"):
         run.console(None, plain=True, ascii_only=False, light=False, screen="nonsense")

@@ -47,7 +47,9 @@ class TestInFlight:
             await console.until("stuck: prefilling")
             await console.press("K")
             await console.until(
-                "Requests > cancel", "CANCEL request 00000001", "503 cancelled_by_operator"
+                "Requests > in flight > cancel",
+                "CANCEL request 00000001",
+                "503 cancelled_by_operator",
             )
             console.clock.ahead += 1
             await console.press("tab", "tab")
@@ -142,3 +144,63 @@ class TestHealth:
             await console.until("/state=ejected 1 of 5")
             await console.press("left_square_bracket")
             await console.until("Topology > pairings", gone="/state=ejected")
+
+
+class TestOpened:
+    """A request that is none of the last ones, as those of the ledger mostly are."""
+
+    OLD = "0ddba11e0ddba11e"
+
+    async def test_it_is_read_by_its_id(self, world: Any, open_console: Any) -> None:
+        async with open_console(world, size=(120, 40)) as console:
+            console.source.older = [world.decision(99, request_id=self.OLD, tenant="from-before")]
+            await console.press("colon")
+            await console.type(f"request {self.OLD}")
+            await console.press("enter")
+            await console.until("Requests > 0ddba11e", "from-before", "OUTCOME")
+
+    async def test_without_a_record_it_says_why_and_the_way_on(
+        self, world: Any, open_console: Any
+    ) -> None:
+        async with open_console(world, start="request/nowhere") as console:
+            await console.until("There is no record of request nowhere", "Esc goes back.")
+
+    async def test_the_pane_beside_the_ledger_reads_it_too(
+        self, world: Any, open_console: Any
+    ) -> None:
+        world.decisions = world.decisions[10:]
+        async with open_console(world, start="rejections", size=(200, 60)) as console:
+            first = world.ledger.items[0].request_id
+            console.source.older = [world.decision(99, request_id=first, tenant="from-before")]
+            await console.until("Requests > rejections", "from-before", "OUTCOME")
+
+
+class TestFooter:
+    async def test_nothing_to_cancel_is_not_offered(self, world: Any, open_console: Any) -> None:
+        world.running = RunningList(items=[])
+        async with open_console(world, start="in-flight") as console:
+            await console.until("No gateway has joined", "[ ] view", gone="K cancel")
+
+    async def test_the_button_that_does_nothing_does_not_say_cancel(
+        self, world: Any, open_console: Any
+    ) -> None:
+        async with open_console(world, start="in-flight", size=(120, 40)) as console:
+            await console.until("stuck: prefilling")
+            await console.press("K")
+            await console.until(
+                "[ Let it run ]", "End 00000001", "Esc lets it run", gone="[ Cancel ]"
+            )
+            console.clock.ahead += 1
+            await console.press("enter")
+            await console.until("stuck: prefilling", gone="Let it run")
+            assert not console.source.sent
+
+
+async def test_candidates_keep_every_term_at_80_columns(world: Any, open_console: Any) -> None:
+    request_id = world.decisions[-1].request_id
+    async with open_console(world, start=f"request/{request_id}") as console:
+        await console.until("DECISION")
+        lines = "\n".join("".join(span.text for span in line) for line in console.app.page._lines)
+        for part in ("OWN PREFIX", "T_TRANSFER", "54 ms", "NODE node-03", "slower:"):
+            assert part in lines, part
+        assert "~" not in lines

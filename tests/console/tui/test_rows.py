@@ -6,7 +6,7 @@ from typing import Any
 
 from textual.app import App, ComposeResult
 
-from console.tui.lines import fit, lay_out, plain_text, row_line
+from console.tui.lines import fit, lay_out, plain_text, row_line, table_lines, whole_lines
 from console.tui.widgets.rows import RowsView
 from console.viewmodel.table import Column, Row, Table, Text
 
@@ -150,3 +150,37 @@ class TestLayout:
         assert fit("節点節点", 5) == "節点~"
         assert fit("abc", 5, "right") == "  abc"
         assert fit("abcdef", 1) == "a"
+
+
+class TestWhole:
+    COLUMNS = (
+        Column("name", "NAME", 10),
+        Column("gone", "GONE", 30, drop=1),
+        Column("why", "VERDICT", 10, grow=True),
+    )
+
+    def of(self, gone: str, why: str) -> Table:
+        return Table(self.COLUMNS, (Row("a", (Text("a"), Text(gone), Text(why, "warn"))),))
+
+    def test_words_go_on_below_and_columns_without_room_after_their_label(self) -> None:
+        lines = whole_lines(self.of("x" * 25, "breaks TTFT SLO by 2.9 ms"), 30)
+        assert [plain_text(line) for line in lines] == [
+            "NAME        VERDICT",
+            "a           breaks TTFT SLO by",
+            "            2.9 ms",
+            "    GONE " + "x" * 25,
+        ]
+        assert lines[2][1].style == lines[1][-1].style
+
+    def test_words_come_before_padding(self) -> None:
+        narrow = whole_lines(self.of("", "nineteen letters it"), 31)
+        assert plain_text(narrow[1]).endswith("nineteen letters it")
+        assert "~" not in "".join(map(plain_text, narrow))
+
+    def test_what_has_no_value_is_not_told(self) -> None:
+        assert len(whole_lines(self.of("-", "short"), 20)) == 2
+
+    def test_what_cannot_fit_shows_its_cut_in_a_list(self) -> None:
+        lines = [plain_text(line) for line in table_lines(self.of("x" * 25, "y" * 30), 16)]
+        assert all(len(line) <= 16 for line in lines)
+        assert lines[1].endswith("~")

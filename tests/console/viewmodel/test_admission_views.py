@@ -30,11 +30,11 @@ class TestLedger:
             "likely no, 1 of 20 alike",
             "likely yes, 19 of 20 alike",
             "open, 9 of 20 alike",
-            "not known: no probe like it",
+            "open, no probe alike",
             "- (its wait was over)",
             "yes, it was let in",
             "no, it was let in",
-            "not known: ended otherwise",
+            "open, it ended otherwise",
         ]
         assert texts(table, "predicted")[0] == "2.31 s!"
         assert texts(table, "retry")[:1] == ["3.00 s"]

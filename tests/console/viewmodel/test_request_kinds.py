@@ -82,3 +82,71 @@ class TestHedges:
 
     def test_nothing_is_said_where_there_was_one_leg(self, world: Any) -> None:
         assert placement.hedged(world.decision(1)) is None
+
+
+class TestRetries:
+    ERROR = "prefill leg on p1: the connection ended before the reply did"
+
+    def test_a_served_request_says_what_its_first_try_met(self, world: Any) -> None:
+        record = world.decision(
+            1, retries=1, error=self.ERROR, failed_leg="prefill", http_status=200
+        )
+        assert row(record, world)["WHY"] == f"1 retry: {self.ERROR}"
+        view = requests.request(record, now=world.now, tz=UTC)
+        said = [remark for remark in view.remarks if remark.text.startswith("RETRIED")]
+        assert [remark.text for remark in said] == [f"RETRIED  1x, the last after: {self.ERROR}"]
+        assert said[0].tone == "warn"
+        assert view.outcome.text.startswith("TTFT ")
+
+    def test_a_failed_one_names_its_leg_once(self, world: Any) -> None:
+        record = world.decision(
+            1, status="failed", retries=2, error=self.ERROR, failed_leg="prefill", http_status=502
+        )
+        assert row(record, world)["WHY"] == f"502: {self.ERROR}"
+        remarks = requests.request(record, now=world.now, tz=UTC).remarks
+        assert remarks[0].text == "RETRIED  2x"
+
+    def test_retries_without_an_error_are_counted(self, world: Any) -> None:
+        calm = world.decision(1, phases=[], retries=3)
+        assert row(calm, world)["WHY"] == "3 retries"
+        assert placement.retried(world.decision(1)) is None
+
+
+class TestWithoutMeasurement:
+    def test_what_was_turned_away_is_not_waited_for(self, world: Any) -> None:
+        record = world.decision(
+            1, status="rejected", phases=[], prefill_leg=None, decode_leg=None, hit_tokens=None,
+            prefill_worker="", decode_worker="",
+        )  # fmt: skip
+        view = requests.request(record, now=world.now, tz=UTC)
+        assert view.no_bars == "It was turned away: no phase began."
+        assert view.legs.empty == "It was turned away: no leg was sent."
+        assert requests.phases(view).empty == view.no_bars
+        assert view.head[1].text.endswith("  hit -"), "no share of nothing"
+
+    @pytest.mark.parametrize(
+        ("status", "words"),
+        [("running", "No leg has reported yet."), ("failed", "No worker reported on its leg.")],
+    )
+    def test_only_what_runs_may_still_report(self, world: Any, status: str, words: str) -> None:
+        record = world.decision(1, status=status, prefill_leg=None, decode_leg=None)
+        assert requests.request(record, now=world.now, tz=UTC).legs.empty == words
+
+
+class TestPredictedTtft:
+    def test_what_follows_prefill_stands_between_the_sum_and_the_prediction(
+        self, world: Any
+    ) -> None:
+        record = world.decision(1)
+        chosen = next(c for c in record.prefill_candidates if c.worker_id == record.prefill_worker)
+        rest = (record.predicted_ttft_seconds - chosen.ttft_seconds) * 1000
+        context = requests.request(record, now=world.now, tz=UTC).context
+        assert f"SUM + {rest:.0f} ms after prefill = predicted TTFT 402 ms" in context
+
+    def test_of_a_rejected_one_it_is_the_best_candidate(self, world: Any) -> None:
+        record = world.decision(1, status="rejected", prefill_worker="", decode_worker="")
+        best = min(c.ttft_seconds for c in record.prefill_candidates)
+        rest = (record.predicted_ttft_seconds - best) * 1000
+        assert f"SUM + {rest:.0f} ms" in requests.request(record, now=world.now, tz=UTC).context
+        bare = record.model_copy(update={"predicted_ttft_seconds": None})
+        assert "SUM" not in requests.request(bare, now=world.now, tz=UTC).context
