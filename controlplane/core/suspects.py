@@ -32,11 +32,18 @@ class Suspects:
             known = _Failures(now)
         known.until = now + REMEMBERED_SECONDS
         self._requests[request] = known
-        while len(self._requests) > MAX_REQUESTS:
-            del self._requests[next(iter(self._requests))]
+        self._forget(now)
         if len(known.workers) < MAX_WORKERS:
             known.workers.setdefault(worker_id, leg)
         return len(known.workers) == 1
+
+    def _forget(self, now: float) -> None:
+        """Called with one that has just failed, which stays."""
+        while True:
+            request, failures = next(iter(self._requests.items()))
+            if len(self._requests) <= MAX_REQUESTS and failures.until >= now:
+                return
+            del self._requests[request]
 
     def served(self, request: int, leg: str) -> None:
         """Some worker has done that leg of it, so where it failed the worker was why."""

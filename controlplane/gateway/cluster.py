@@ -161,8 +161,9 @@ class Cluster:
         try:
             self._take_in(view)
         except Exception:
-            if had_one and view is not old:
+            if view is not old:
                 self._take_in(old)
+                self.has_view = had_one
             raise
 
     def _take_in(self, view: View) -> None:

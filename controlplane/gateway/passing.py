@@ -146,7 +146,8 @@ class Passing:
             raise
         else:
             health.served(name)
-            health.suspects.served(hash(passed.body), "whole")
+            if not health.is_sound and len(health.suspects):
+                health.suspects.served(hash(passed.body), "whole")
             return answer
         finally:
             self.busy[name] -= 1

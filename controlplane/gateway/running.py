@@ -231,9 +231,9 @@ class Running:
 
     def leg_served(self, leg: Literal["prefill", "decode"]) -> None:
         """To its end: where the same failed before, its worker was why."""
-        suspects = self.context.cluster.health.suspects
-        if len(suspects):
-            suspects.served(hash(self.asked.request.body), leg)
+        health = self.context.cluster.health
+        if not health.is_sound and len(health.suspects):
+            health.suspects.served(hash(self.asked.request.body), leg)
 
     # --- lifecycle ---
 

@@ -34,6 +34,8 @@ def test_it_is_forgotten_when_it_has_not_failed_for_long() -> None:
     assert not suspects.failed(1, "d2", "decode", REMEMBERED_SECONDS)
     assert not suspects.failed(1, "d3", "decode", 2 * REMEMBERED_SECONDS)
     assert suspects.failed(1, "d2", "decode", 3 * REMEMBERED_SECONDS + 1)
+    suspects.failed(2, "d2", "decode", 5 * REMEMBERED_SECONDS)
+    assert len(suspects) == 1
 
 
 @given(st.lists(st.tuples(st.integers(0, 2000), st.integers(0, 30), st.booleans()), max_size=300))

@@ -15,7 +15,9 @@ import structlog
 from msgspec import structs
 
 from controlplane.gateway.app import Gateway
+from controlplane.gateway.cluster import Cluster
 from controlplane.gateway.settings import Settings, Timeouts
+from controlplane.gateway.stats import Stats
 from controlplane.gateway.wire import View
 from workers.engines.emulated.faults import Faults
 from workers.engines.emulated.fleet import Fleet
@@ -190,6 +192,10 @@ async def test_a_view_that_cannot_be_taken_in_changes_nothing(served: Served) ->
         cluster.apply(row)
     assert cluster.view is before
     assert await served.ask("hello", 2) == (200, "whole")
+    new = Cluster(Settings(), Stats())
+    with pytest.raises(ValueError, match="hex"):
+        new.apply(row)
+    assert (new.has_view, new.workers) == (False, {})
 
 
 def replace_row(view: View, name: str, **changes: Any) -> View:
