@@ -19,10 +19,12 @@ from controlplane.gateway.learning import take_decode, take_handover
 from controlplane.gateway.legs import (
     ClientFault,
     LegError,
+    LegRequest,
     PrefillReply,
     check_answer,
     leg_head,
     passed_headers,
+    request_of,
     unreachable_answer,
 )
 from controlplane.gateway.relay import Relay
@@ -159,14 +161,14 @@ def _takes_over(run: Running, worker_id: str) -> bool:
 async def _try(run: Running, worker_id: str, num_blocks: int, prefilled: PrefillReply) -> None:
     worker = taker(run, worker_id)
     asked, context = run.asked, run.context
-    head, body = begin(run, worker, _params(run, worker, num_blocks, prefilled))
-    path = asked.request.path
+    leg = leg_of(run, worker, _params(run, worker, num_blocks, prefilled))
+    leg.send_now(wants_piece=asked.body.stream)
+    begin(run, worker)
     if asked.body.stream:
-        reply, first = await context.sender.decode_stream(worker, path, head, body)
+        reply, first = await context.sender.decode_stream(leg)
         await relay_stream(run, worker, reply, first, _details(run, prefilled))
     else:
-        seconds = context.settings.timeouts.whole_reply
-        reply, answer = await context.sender.exchange(worker, path, head, body, seconds)
+        reply, answer = await context.sender.exchange(leg, context.settings.timeouts.whole_reply)
         check_answer(answer)
         answer_whole(run, worker, reply, answer, _details(run, prefilled))
 
@@ -182,11 +184,17 @@ def taker(run: Running, worker_id: str) -> WorkerState:
     return worker
 
 
-def begin(run: Running, worker: WorkerState, kv: KvParams | None) -> tuple[bytes, bytes]:
-    """Leg 2 goes out: its head and body."""
-    asked, context, row = run.asked, run.context, worker.row
+def leg_of(run: Running, worker: WorkerState, kv: KvParams | None) -> LegRequest:
+    """Leg 2 for this worker."""
+    asked = run.asked
     body = decode_leg(asked.body, kv, asked.salt)
     head = leg_head(asked.request_id, "d", asked.request.headers)
+    return LegRequest(worker, request_of(worker, asked.request.path, head, body))
+
+
+def begin(run: Running, worker: WorkerState) -> None:
+    """Leg 2 goes out, or has just gone."""
+    context, row = run.context, worker.row
     run.step(_DECODE_STARTED)
     if row.engine == "emulated":
         run.decision.emulated = True
@@ -197,7 +205,6 @@ def begin(run: Running, worker: WorkerState, kv: KvParams | None) -> tuple[bytes
     if run.record is not None and context.agents.follows(row.node_id):
         run.record.expected.add("decode")
         run.record.has_agent = True
-    return head, body
 
 
 def _params(

@@ -10,20 +10,24 @@ from controlplane.core.routing import Priced
 from controlplane.gateway.bodies import Holder, KvParams, ours, prefill_leg
 from controlplane.gateway.cluster import WorkerState
 from controlplane.gateway.learning import expect, prefill_lesson
-from controlplane.gateway.legs import LegError, PrefillReply, leg_head
+from controlplane.gateway.legs import LegError, LegRequest, PrefillReply, leg_head, request_of
 from controlplane.gateway.running import Running
 
 PREFILL_ENDED: Final = PrefillEnded()
 
 
-def begin(
-    run: Running, worker: WorkerState, priced: Priced, kv: KvParams | None
-) -> tuple[bytes, bytes]:
-    """Leg 1 goes out: its head and body."""
+def leg_of(run: Running, worker: WorkerState, kv: KvParams | None) -> LegRequest:
+    """Leg 1 for this worker."""
+    asked = run.asked
+    body = prefill_leg(asked.body, kv, asked.salt, prefill_fields(worker.row.handshake))
+    head = leg_head(asked.request_id, "p", asked.request.headers)
+    return LegRequest(worker, request_of(worker, asked.request.path, head, body))
+
+
+def begin(run: Running, worker: WorkerState, priced: Priced) -> None:
+    """Leg 1 goes out, or has just gone."""
     asked, context, row = run.asked, run.context, worker.row
     cluster, request_id = context.cluster, asked.request_id
-    body = prefill_leg(asked.body, kv, asked.salt, prefill_fields(row.handshake))
-    head = leg_head(request_id, "p", asked.request.headers)
     now = monotonic()
     service = priced.prefill_seconds + priced.transfer_seconds
     worker.prefill_queue.start(request_id, service, run.decision.prompt_tokens or 0, now)
@@ -43,7 +47,6 @@ def begin(
         run.decision.emulated = True
     context.stats.worker(row.id).requests += 1
     run.outcome.prefill_sent_at = now
-    return head, body
 
 
 def failed(run: Running, worker: WorkerState, error: LegError) -> None:

@@ -16,9 +16,8 @@ from controlplane.core.hedging import HedgeBudget, HedgeRules
 from controlplane.core.lifecycle import HedgeEnded, HedgeStarted
 from controlplane.core.routing import Priced
 from controlplane.gateway import first_leg, turns
-from controlplane.gateway.bodies import prefill_leg
 from controlplane.gateway.cluster import WorkerState
-from controlplane.gateway.legs import LegError, PrefillReply, leg_head, prefill_reply
+from controlplane.gateway.legs import LegError, LegRequest, PrefillReply, prefill_reply
 from controlplane.gateway.running import Running
 from controlplane.gateway.wire import Hedge
 
@@ -35,15 +34,14 @@ class _Leg:
     is_second: bool = False
 
 
-async def hedged(
-    run: Running, worker: WorkerState, priced: Priced, head: bytes, body: bytes
-) -> PrefillReply | None:
+async def hedged(run: Running, leg: LegRequest, priced: Priced) -> PrefillReply | None:
     """Leg 1 has begun at `worker`: its answer, or that of a second one. None: none of them serves,
     another worker may. Raises `ClientFault`."""
     rules = run.plan.policies.scheduling.hedge
     budget = run.context.hedges.of(run.asked.model)
     budget.came(rules)
-    legs = [_Leg(worker, priced, _send(run, worker, head, body))]
+    worker = leg.worker
+    legs = [_Leg(worker, priced, _send(run, leg))]
     try:
         await asyncio.wait((legs[0].task,), timeout=rules.after_seconds)
         if not legs[0].task.done():
@@ -97,9 +95,8 @@ def _second(
     cluster.health.started(row.id, now)
     run.context.stats.worker(row.id).requests += 1
     run.context.hedges.sent += 1
-    body = prefill_leg(asked.body, first_leg.params(run, worker, priced), asked.salt)
-    head = leg_head(asked.request_id, "p", asked.request.headers)
-    return _Leg(worker, priced, _send(run, worker, head, body), is_second=True)
+    sent = first_leg.leg_of(run, worker, first_leg.params(run, worker, priced))
+    return _Leg(worker, priced, _send(run, sent), is_second=True)
 
 
 def _free_worker(run: Running, first: WorkerState) -> tuple[WorkerState, Priced] | None:
@@ -116,12 +113,11 @@ def _free_worker(run: Running, first: WorkerState) -> tuple[WorkerState, Priced]
     return None
 
 
-def _send(run: Running, worker: WorkerState, head: bytes, body: bytes) -> _Task:
+def _send(run: Running, leg: LegRequest) -> _Task:
     async def exchange() -> PrefillReply:
-        context, path = run.context, run.asked.request.path
-        seconds = context.settings.timeouts.prefill
-        _, answer = await context.sender.exchange(worker, path, head, body, seconds)
-        return prefill_reply(answer, foreign=worker.row.handshake == "nixl")
+        context = run.context
+        _, answer = await context.sender.exchange(leg, context.settings.timeouts.prefill)
+        return prefill_reply(answer, foreign=leg.worker.row.handshake == "nixl")
 
     return asyncio.get_running_loop().create_task(exchange())
 

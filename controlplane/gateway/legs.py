@@ -70,6 +70,18 @@ class PrefillReply(msgspec.Struct, frozen=True, gc=False):
     details: dict[str, Any] | None = None  # of its prompt tokens: what the client is told
 
 
+class LegRequest(msgspec.Struct):
+    """A request for one worker; `sent` when it has it already."""
+
+    worker: WorkerState
+    request: bytes
+    sent: Reply | None = None
+
+    def send_now(self, *, wants_piece: bool = False) -> None:
+        """At once where a connection is kept; else `LegSender` sends it."""
+        self.sent = self.worker.upstream.send_now(self.request, wants_piece=wants_piece)
+
+
 class LegSender:
     """Sends bodies to workers. Raises `LegError`, or `ClientFault` for a 4xx."""
 
@@ -82,17 +94,17 @@ class LegSender:
     ) -> WorkerAnswer:
         """A request that is no leg."""
         seconds = self._timeouts.prefill
-        reply, answer = await self.exchange(worker, path, head, body, seconds, content_type)
+        leg = LegRequest(worker, request_of(worker, path, head, body, content_type))
+        reply, answer = await self.exchange(leg, seconds)
         return _worker_answer(reply, answer)
 
-    async def decode_stream(
-        self, worker: WorkerState, path: bytes, head: bytes, body: bytes
-    ) -> tuple[Reply, bytes]:
+    async def decode_stream(self, leg: LegRequest) -> tuple[Reply, bytes]:
         """Leg 2 of a stream, up to its first piece."""
         seconds = self._timeouts.first_byte
         try:
-            request = _request(worker, path, head, body)
-            reply = await worker.upstream.send(request, head_seconds=seconds, wants_piece=True)
+            reply = await leg.worker.upstream.send(
+                leg.request, head_seconds=seconds, wants_piece=True, sent=leg.sent
+            )
         except UpstreamError as error:
             raise _leg_error(error) from error
         try:
@@ -119,20 +131,11 @@ class LegSender:
             raise LegError(f"failed: {cause}", 502, unreachable=False, answered=True)
         return first
 
-    async def exchange(
-        self,
-        worker: WorkerState,
-        path: bytes,
-        head: bytes,
-        body: bytes,
-        seconds: float,
-        content_type: bytes = b"application/json",
-    ) -> tuple[Reply, bytes]:
+    async def exchange(self, leg: LegRequest, seconds: float) -> tuple[Reply, bytes]:
         """A 200 and its whole body: leg 1, or leg 2 of a plain request, kept until it is complete,
         so that it can be retried."""
-        request = _request(worker, path, head, body, content_type)
         try:
-            reply = await worker.upstream.send(request, head_seconds=seconds)
+            reply = await leg.worker.upstream.send(leg.request, head_seconds=seconds, sent=leg.sent)
             answer = reply.body_if_one_piece()
             if answer is None:
                 answer = await self._read(reply, seconds)
@@ -173,13 +176,14 @@ class LegSender:
             raise LegError(message, 502, unreachable=False) from None
 
 
-def _request(
+def request_of(
     worker: WorkerState,
     path: bytes,
     head: bytes,
     body: bytes,
     content_type: bytes = b"application/json",
 ) -> bytes:
+    """As it goes over the wire."""
     upstream = worker.upstream
     return (
         b"POST %b%b HTTP/1.1\r\nhost: %b\r\ncontent-type: %b\r\n"

@@ -6,7 +6,7 @@ from controlplane.core.handshake import at_once, is_taken_once, pairs
 from controlplane.core.routing import Priced
 from controlplane.gateway import turns
 from controlplane.gateway.cluster import WorkerState
-from controlplane.gateway.first_leg import begin, failed, params, served
+from controlplane.gateway.first_leg import begin, failed, leg_of, params, served
 from controlplane.gateway.hedging import hedged
 from controlplane.gateway.legs import LegError, PrefillReply, prefill_reply
 from controlplane.gateway.running import Running
@@ -79,19 +79,20 @@ def _trial_first(run: Running, order: list[Priced]) -> list[Priced]:
 
 async def _try(run: Running, worker: WorkerState, priced: Priced) -> PrefillReply | None:
     """None: another worker may still serve."""
-    asked, context, row = run.asked, run.context, worker.row
-    cluster, request_id = context.cluster, asked.request_id
-    if not cluster.dispatch.holds(request_id, row.id):
+    context, row = run.context, worker.row
+    if not context.cluster.dispatch.holds(run.asked.request_id, row.id):
         if not await turns.again(run, priced):
             return None
-        if cluster.workers.get(row.id) is not worker or not run.may_send(worker):
+        if context.cluster.workers.get(row.id) is not worker or not run.may_send(worker):
             return None  # it was replaced meanwhile, or failed
-    head, body = begin(run, worker, priced, params(run, worker, priced))
+    leg = leg_of(run, worker, params(run, worker, priced))
     if run.plan.policies.scheduling.hedge.after_seconds and run.decision.hedge is None:
-        return await hedged(run, worker, priced, head, body)
+        begin(run, worker, priced)
+        return await hedged(run, leg, priced)
+    leg.send_now()
+    begin(run, worker, priced)
     try:
-        seconds = context.settings.timeouts.prefill
-        _, answer = await context.sender.exchange(worker, asked.request.path, head, body, seconds)
+        _, answer = await context.sender.exchange(leg, context.settings.timeouts.prefill)
         reply = prefill_reply(answer, foreign=row.handshake == "nixl")
     except LegError as error:
         failed(run, worker, error)

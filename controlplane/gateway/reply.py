@@ -126,6 +126,11 @@ class Reply:
             self.last_byte_at = monotonic()
             self._connection.resume_reading()
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything of it has come."""
+        return self._connection.got_bytes
+
     def abort(self) -> None:
         """Give up; the worker sees its client leave. Idempotent, nothing after completion."""
         if not self.complete:

@@ -18,10 +18,12 @@ from controlplane.gateway.cluster import WorkerState
 from controlplane.gateway.legs import (
     ClientFault,
     LegError,
+    LegRequest,
     LegSender,
     PrefillReply,
     leg_head,
     prefill_reply,
+    request_of,
 )
 from controlplane.gateway.stats import Stats
 
@@ -78,7 +80,8 @@ class StagedReleases:
         try:
             async with asyncio.timeout(SECONDS):
                 head = leg_head(request_id, "d", {})
-                _, answer = await self._sender.exchange(worker, _PATH, head, body, SECONDS)
+                leg = LegRequest(worker, request_of(worker, _PATH, head, body))
+                _, answer = await self._sender.exchange(leg, SECONDS)
                 prefill_reply(answer, foreign=False)
         except (LegError, ClientFault, TimeoutError) as error:
             self._stats.staged_left += 1

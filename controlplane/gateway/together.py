@@ -26,6 +26,7 @@ from controlplane.gateway.decode import (
     answer_whole,
     begin,
     leave_unfit,
+    leg_of,
     relay_stream,
     taker,
     try_elsewhere,
@@ -33,6 +34,7 @@ from controlplane.gateway.decode import (
 from controlplane.gateway.legs import (
     ClientFault,
     LegError,
+    LegRequest,
     PrefillReply,
     check_answer,
     prefill_reply,
@@ -127,27 +129,26 @@ class _Pair:
         run, worker, handshake = self._run, self._worker, self._worker.row.handshake
         asks = prefill_params(handshake, transfer_id)
         takes = decode_params(handshake, transfer_id, None, self._bootstrap)
-        to_prefill = first_leg.begin(run, worker, self._priced, asks)
-        to_decode = begin(run, decode, takes)
+        to_prefill = first_leg.leg_of(run, worker, asks)
+        first_leg.begin(run, worker, self._priced)
+        to_decode = leg_of(run, decode, takes)
+        begin(run, decode)
         loop = asyncio.get_running_loop()
-        first = loop.create_task(self._prefill(*to_prefill))
-        self._second = loop.create_task(self._decode(decode, *to_decode))
+        first = loop.create_task(self._prefill(to_prefill))
+        self._second = loop.create_task(self._decode(to_decode))
         return first, self._second
 
-    async def _prefill(self, head: bytes, body: bytes) -> PrefillReply:
-        context, path = self._run.context, self._run.asked.request.path
-        seconds = context.settings.timeouts.prefill
-        _, answer = await context.sender.exchange(self._worker, path, head, body, seconds)
+    async def _prefill(self, leg: LegRequest) -> PrefillReply:
+        context = self._run.context
+        _, answer = await context.sender.exchange(leg, context.settings.timeouts.prefill)
         return prefill_reply(answer, foreign=False)
 
-    async def _decode(self, worker: WorkerState, head: bytes, body: bytes) -> tuple[Reply, bytes]:
+    async def _decode(self, leg: LegRequest) -> tuple[Reply, bytes]:
         """Up to the first piece of a stream, or the whole answer."""
-        context, asked = self._run.context, self._run.asked
-        path = asked.request.path
-        if asked.body.stream:
-            return await context.sender.decode_stream(worker, path, head, body)
-        seconds = context.settings.timeouts.whole_reply
-        reply, answer = await context.sender.exchange(worker, path, head, body, seconds)
+        context = self._run.context
+        if self._run.asked.body.stream:
+            return await context.sender.decode_stream(leg)
+        reply, answer = await context.sender.exchange(leg, context.settings.timeouts.whole_reply)
         check_answer(answer)
         return reply, answer
 

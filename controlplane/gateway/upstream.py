@@ -55,8 +55,19 @@ class Upstream:
     def num_connections(self) -> int:
         return len(self._all)
 
+    def send_now(self, request: bytes, *, wants_piece: bool = False) -> Reply | None:
+        """The first half of `send`, which is given what this returns: the worker has the request
+        while its sender still keeps its books. None: no connection is kept."""
+        kept = self._take_idle()
+        return None if kept is None else kept.send(request, wants_piece=wants_piece)
+
     async def send(
-        self, request: bytes, *, head_seconds: float, wants_piece: bool = False
+        self,
+        request: bytes,
+        *,
+        head_seconds: float,
+        wants_piece: bool = False,
+        sent: Reply | None = None,
     ) -> Reply:
         """Send one request; returns when the reply's head is there, or with `wants_piece` the first
         piece of a 200 as well: one wait instead of two. Raises `UpstreamError`.
@@ -64,21 +75,21 @@ class Upstream:
         A kept connection that the worker had closed meanwhile is replaced once: nothing of the
         request was answered.
         """
-        kept = self._take_idle()
-        if kept is not None:
-            reply = kept.send(request, wants_piece=wants_piece)
+        reply = sent if sent is not None else self.send_now(request, wants_piece=wants_piece)
+        was_kept = reply is not None
+        if reply is not None:
             try:
                 while not reply.head_complete:
                     await reply.wait(head_seconds, "no answer")
             except UpstreamError as error:
-                if error.kind != "reset" or kept.got_bytes:
+                if error.kind != "reset" or reply.has_begun:
                     raise
             else:
                 return reply
         try:
             connection = await self._connect()
         except UpstreamError as error:
-            error.was_sent = kept is not None  # it may have died of that request
+            error.was_sent = was_kept  # it may have died of that request
             raise
         reply = connection.send(request, wants_piece=wants_piece)
         while not reply.head_complete:
