@@ -180,23 +180,23 @@ def request_lines(context: Context, request_id: str, width: int) -> list[Line]:
     if found is None:
         if not context.snapshot.is_unrecorded(request_id):
             return [line(toned(f" Reading request {clean(request_id)}.", "muted"))]
-        return _wrapped(" ", Text(requests.unrecorded(request_id), "muted"), width)
+        return wrapped(" ", Text(requests.unrecorded(request_id), "muted"), width)
     view = requests.request(found, now=context.server_now, tz=context.tz)
-    lines = [part for text in view.head for part in _wrapped(" ", text, width)]
+    lines = [part for text in view.head for part in wrapped(" ", text, width)]
     lines.append(line(""))
     lines.extend(waterfall_lines(view, width, ascii_only=context.caps.ascii_only))
     lines.append(line(""))
-    lines.extend(_wrapped(" ", Text(view.context, "strong"), width))
+    lines.extend(wrapped(" ", Text(view.context, "strong"), width))
     for table in (view.prefill, view.decode, view.legs):
         lines.extend(line("  ", *row) for row in whole_lines(table, width - 3))
     for remark in view.remarks:
-        lines.extend(_wrapped(" ", remark, width))
+        lines.extend(wrapped(" ", remark, width))
     lines.append(line(""))
-    lines.extend(_wrapped(" OUTCOME  ", view.outcome, width))
+    lines.extend(wrapped(" OUTCOME  ", view.outcome, width))
     return lines
 
 
-def _wrapped(lead: str, text: Text, width: int) -> list[Line]:
+def wrapped(lead: str, text: Text, width: int) -> list[Line]:
     """A long sentence under its own start."""
     parts = wrap(text.text, max(10, width - len(lead) - 1)) or [""]
     leads = [lead, *([" " * len(lead)] * (len(parts) - 1))]

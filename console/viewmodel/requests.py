@@ -49,6 +49,8 @@ LETTERS = {
     "reply": "r",
 }
 SLOW_RATIO = 2.0
+CHOSEN = "chosen"
+"""How the verdict on a candidate begins that was taken."""
 _UNFINISHED = frozenset({"rejected", "running", "cancelled", "failed"})
 
 
@@ -403,9 +405,17 @@ def _prefill_row(candidate: PrefillCandidate, decision: Decision) -> Row:
         Text(numbers.duration(candidate.transfer_seconds), tone),
         Text(numbers.duration(candidate.prefill_seconds), tone),
         Text(numbers.duration(candidate.ttft_seconds), tone),
-        cell(candidate.verdict, "warn" if "break" in candidate.verdict else tone),
+        cell(_verdict(candidate, chosen), "warn" if "break" in candidate.verdict else tone),
     )
     return Row(f"prefill:{candidate.worker_id}", cells, {"worker": candidate.worker_id})
+
+
+def _verdict(candidate: PrefillCandidate | DecodeCandidate, took_it: bool) -> str:
+    """As it was decided; where another worker took it in the end, both rows say so."""
+    first = candidate.verdict.startswith(CHOSEN)
+    if first and not took_it:
+        return f"{candidate.verdict} first"
+    return candidate.verdict if first or not took_it else f"took it; {candidate.verdict}"
 
 
 def _decode_row(candidate: DecodeCandidate, decision: Decision) -> Row:
@@ -417,7 +427,7 @@ def _decode_row(candidate: DecodeCandidate, decision: Decision) -> Row:
         cell(candidate.node_id, tone),
         Text(f"{numbers.count(candidate.running)} / {numbers.count(candidate.cap)}", tone),
         Text(numbers.duration(candidate.predicted_tbt_seconds), tone),
-        cell(candidate.verdict, tone),
+        cell(_verdict(candidate, chosen), tone),
     )
     return Row(f"decode:{candidate.worker_id}", cells, {"worker": candidate.worker_id})
 
@@ -470,7 +480,7 @@ def _context(decision: Decision, tz: tzinfo) -> str:
 
 def _to_first_token(decision: Decision) -> str:
     """A candidate's SUM ends with prefill; the TTFT that is predicted and judged goes on from there."""
-    chosen = [c for c in decision.prefill_candidates if c.worker_id == decision.prefill_worker]
+    chosen = [c for c in decision.prefill_candidates if c.verdict.startswith(CHOSEN)]
     best = min(chosen or decision.prefill_candidates, key=lambda c: c.ttft_seconds, default=None)
     predicted = decision.predicted_ttft_seconds
     if best is None or predicted is None or predicted <= best.ttft_seconds:

@@ -15,9 +15,8 @@ from console.tui.keys import COMPARE, EDIT, PUT, REBASE
 from console.tui.lines import Line, LinesView, line, table_lines, toned
 from console.tui.pages.base import Location, Page
 from console.tui.widgets.rows import RowsView
-from console.viewmodel import numbers, policies
+from console.viewmodel import numbers, policies, policy_history
 from console.viewmodel.policies import Checked, Draft, FieldView
-from console.viewmodel.spec_text import show
 from console.viewmodel.table import Column, Row, Table, Text, cell
 from controlplane.policies.schemas import PolicyRevision
 
@@ -74,48 +73,17 @@ class PoliciesPage(Page):
         self.show_detail()
 
 
-HISTORY_COLUMNS = (
-    Column("revision", "REVISION", 8, "right"),
-    Column("state", "", 7),
-    Column("at", "WRITTEN", 11),
-    Column("by", "BY", 12),
-    Column("change", "CHANGED", 30, grow=True),
-    Column("reason", "REASON", 20, grow=True, drop=1),
-)
-
-
-def history_table(revisions: list[PolicyRevision], now: float, tz: tzinfo) -> Table:
-    """Revisions, newest first, each with what it changed."""
-    ordered = sorted(revisions, key=lambda r: -r.revision)
-    rows = []
-    for place, revision in enumerate(ordered):
-        older = ordered[place + 1] if place + 1 < len(ordered) else None
-        changed = "first" if older is None else ", ".join(_changed(older, revision)) or "no change"
-        cells = (
-            Text(f"r{revision.revision}", "strong" if revision.active else "plain"),
-            Text("active" if revision.active else "", "well"),
-            Text(numbers.stamp(revision.created_at, now, tz)),
-            cell(revision.author),
-            cell(changed),
-            cell(revision.reason or numbers.NO_TRAFFIC, "muted"),
-        )
-        rows.append(Row(str(revision.revision), cells))
-    return Table(HISTORY_COLUMNS, tuple(rows), "Reading the revisions.")
-
-
-def _changed(old: PolicyRevision, new: PolicyRevision) -> list[str]:
-    return [
-        f"{name} {show(old.spec.get(name))} -> {show(value)}"
-        for name, value in new.spec.items()
-        if old.spec.get(name) != value
-    ]
+FRAME_LINES = 6
+"""Header, crumbs, footer and a page's own two: what its fields cannot have."""
+HISTORY_LINES = 6
+"""Of a policy's page: the newest revisions, and the one at the cursor in full."""
 
 
 class PolicyPage(Page):
     """One policy: its spec, then its revisions."""
 
     DEFAULT_CSS = """
-    PolicyPage RowsView { height: 1fr; }
+    PolicyPage RowsView { height: 1fr; min-height: 4; }
     """
     noun = "policy"
     title = "Policies"
@@ -125,6 +93,8 @@ class PolicyPage(Page):
         super().__init__()
         self._spec = LinesView()
         self._history = RowsView()
+        self._below = LinesView()
+        self._width = 80
         self.revisions: list[PolicyRevision] = []
 
     @property
@@ -133,9 +103,10 @@ class PolicyPage(Page):
         return f"/policies/{self.name_shown}"
 
     def compose(self) -> ComposeResult:
-        """Spec above, history below."""
+        """Spec above, history below; under it the revision at the cursor in full."""
         yield self._spec
         yield self._history
+        yield self._below
 
     def rows_view(self) -> RowsView:
         """The history."""
@@ -148,13 +119,30 @@ class PolicyPage(Page):
     def show_context(self, context: Context) -> None:
         """Draw the active spec and the revisions read so far."""
         lines = details.policy_lines(context, self.name_shown, context.width)
+        room = context.height - FRAME_LINES - HISTORY_LINES
+        if len(lines) > room:
+            way = "E lists them" if context.can_act else "a taller window lists them"
+            more = f" {len(lines) - room + 1} more fields: {way}"
+            lines = [*lines[: room - 1], line(toned(more, "muted"))]
         self._spec.show([*lines, line("")], stale=context.stale)
         own = [r for r in self.revisions if f"{r.kind}/{r.scope}" == self.name_shown]
-        self._history.set_table(history_table(own, context.server_now, context.tz))
+        table = policy_history.history(own, now=context.server_now, tz=context.tz)
+        self._history.set_table(table)
+        self._width = context.width
+        self.show_detail()
+
+    def show_detail(self) -> None:
+        """The read-out of the revision at the cursor."""
+        row = self._history.cursor
+        texts = policy_history.in_full(row) if row else ()
+        lines = [part for text in texts for part in details.wrapped(" ", text, self._width)]
+        self._below.show([line(""), *lines] if lines else [])
+
+    def on_rows_view_moved(self) -> None:
+        """Keep the read-out with the cursor."""
+        self.show_detail()
 
 
-FRAME_LINES = 6
-"""Header, crumbs, footer and a draft's own two: what its fields cannot have."""
 DRAFT_COLUMNS = (
     Column("mark", "", 1),
     Column("field", "FIELD", 20),

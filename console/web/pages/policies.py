@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from console.viewmodel import numbers, policies
+from console.viewmodel import numbers, policies, policy_history
 from console.viewmodel.policies import Draft
 from console.viewmodel.table import Row, Table, Text
 from console.web.links import path
@@ -77,19 +77,16 @@ def _diff(old: PolicyRevision, active: PolicyRevision) -> tuple[Text, ...]:
 
 
 def _revisions(rows: Sequence[PolicyRevision], context: Context, active: PolicyRevision) -> Table:
-    """The list's columns without the name, which is the page's."""
-    table = policies.policies(rows, now=context.now, tz=context.viewer.tz)
-    shown = tuple(
-        _revision_row(row, policy, active) for row, policy in zip(table.rows, rows, strict=True)
-    )
-    columns = (replace(table.columns[1], label="REVISION", align="left"), *table.columns[2:])
-    return Table(columns, shown, table.empty)
+    """As the terminal shows them; the state stands with the revision."""
+    table = policy_history.history(rows, now=context.now, tz=context.viewer.tz)
+    first, _, *columns = table.columns
+    shown = tuple(_revision_row(row, active) for row in table.rows)
+    return Table((replace(first, align="left"), *columns), shown, table.empty)
 
 
-def _revision_row(row: Row, policy: PolicyRevision, active: PolicyRevision) -> Row:
-    name, *rest = row.cells[1:]
-    is_active = policy.revision == active.revision
-    first = replace(name, text=f"{name.text} active" if is_active else name.text)
-    page = path("policies", policy.kind, policy.scope)
-    opens = "" if is_active else f"{page}?compare={policy.revision}#diff"
-    return Row(name.text, (first, *rest), row.facts, opens)
+def _revision_row(row: Row, active: PolicyRevision) -> Row:
+    name, _, *rest = row.cells
+    if row.key == str(active.revision):
+        return Row(row.key, (replace(name, text=f"{name.text} active"), *rest), row.facts)
+    page = path("policies", active.kind, active.scope)
+    return Row(row.key, (name, *rest), row.facts, f"{page}?compare={row.key}#diff")

@@ -163,4 +163,32 @@ async def test_no_answer_leaves_the_outcome_open(world: Any, open_console: Any) 
 async def test_history_of_a_policy(world: Any, open_console: Any) -> None:
     async with open_console(world, size=(120, 30)) as console:
         await console.press("7", "G", "enter")
-        await console.until("Policies > slo/default", "REVISION", "r41", "first")
+        await console.until("Policies > slo/default", "REVISION", "r41  --", "tighter")
+
+
+async def test_a_revision_is_told_in_full_below_the_history(world: Any, open_console: Any) -> None:
+    reason = "the batch tenant moved to its own cluster last night, so there is room again"
+    world.policies[0] = world.policy("slo", 42, world.policies[0].spec | {"mode": "observe"}, reason=reason)  # fmt: skip
+    async with open_console(world, start="policy/slo/default") as console:
+        await console.until("r42", "active")
+        shown = " ".join((await console.until("last night")).split())
+        assert reason in shown, "the column beside it cuts it off"
+
+
+async def test_a_long_policy_leaves_room_for_its_history(world: Any, open_console: Any) -> None:
+    async with open_console(world, start="policy/scheduling/default") as console:
+        shown = await console.until("more fields: E lists them", "REVISION", "r9")
+        assert "balancing_threshold" in shown
+    async with open_console(world, start="policy/scheduling/default", can_act=False) as console:
+        await console.until("more fields: a taller window lists them", "r9")
+
+
+async def test_crumbs_of_a_draft_and_of_its_panel_say_each_part_once(
+    world: Any, open_console: Any
+) -> None:
+    async with open_console(world, start="policies", size=(120, 40)) as console:
+        await open_draft(console)
+        assert console.line("draft").strip().startswith("Policies > slo/default > draft")
+        await set_ttft(console, "1900")
+        await console.press("S")
+        await console.until("Policies > slo/default > draft > put", "PUT slo/default")

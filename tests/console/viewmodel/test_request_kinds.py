@@ -150,3 +150,17 @@ class TestPredictedTtft:
         assert f"SUM + {rest:.0f} ms" in requests.request(record, now=world.now, tz=UTC).context
         bare = record.model_copy(update={"predicted_ttft_seconds": None})
         assert "SUM" not in requests.request(bare, now=world.now, tz=UTC).context
+
+
+def test_a_worker_that_took_over_and_the_one_chosen_first_both_say_so(world: Any) -> None:
+    record = world.decision(1, retries=1, prefill_worker="p1", decode_worker="d5")
+    view = requests.request(record, now=world.now, tz=UTC)
+    verdicts = {
+        row.cells[1].text: (row.cells[0].text, row.cells[-1].text) for row in view.prefill.rows
+    }
+    assert verdicts["p3"] == ("", "chosen first")
+    assert verdicts["p1"] == (">", "took it; 24 ms slower: transfer")
+    assert "SUM + 189 ms after prefill = predicted TTFT 402 ms" in view.context, (
+        "of p3, as predicted"
+    )
+    assert [row.cells[-1].text for row in view.decode.rows] == ["chosen"]

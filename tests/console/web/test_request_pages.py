@@ -117,3 +117,34 @@ class TestRequest:
         runs = next(d for d in recorded.decisions if d.status == "running")
         text = (await browser.get(f"/requests/{runs.request_id}")).text
         assert f'data-target="g1/{runs.request_id}"' in text
+
+
+class TestMarkup:
+    """What styles would change or blanks would swallow."""
+
+    async def test_values_keep_their_case_and_facts_stay_apart(
+        self, recorded: Any, browser: httpx2.AsyncClient
+    ) -> None:
+        text = (await browser.get(f"/requests/{recorded.decisions[-1].request_id}")).text
+        assert '<h2 class="as-is spaced">DECISION' in text, "MS is not ms"
+        assert re.search(r'<span class="as-is">[\d.]+ m?s</span> in all', text)
+        assert '<p class="spaced"><span' in text
+        css = re.search(r'href="(/static/[^"]*base\.css)"', text)
+        assert css is not None
+        rules = (await browser.get(css[1])).text
+        assert ".as-is { text-transform: none; }" in rules
+        assert ".spaced { white-space: pre-wrap; }" in rules
+
+    async def test_a_nodes_second_worker_has_a_name_on_a_phone(
+        self, browser: httpx2.AsyncClient, recorded: Any
+    ) -> None:
+        first = recorded.workers[0]
+        recorded.workers.append(first.model_copy(update={"id": "z77"}))
+        text = (await browser.get("/topology")).text
+        assert f'<span class="ditto">{first.node_id}/z77</span>' in text
+
+    async def test_the_button_that_leaves_a_request_alone_does_not_say_cancel(
+        self, browser: httpx2.AsyncClient
+    ) -> None:
+        found = (await browser.get("/acts/cancel_request", params={"target": STUCK})).json()
+        assert (found["leave"], found["button"]) == ("Let it run", "End 00000001")
