@@ -189,6 +189,8 @@ def order_decode(options: list[DecodeOption], tokens: int = 0) -> list[DecodeOpt
 
 def decode_candidates(options: list[DecodeOption], chosen: str) -> list[DecodeCandidate]:
     """Every decode option with the reason in words."""
+    winner = next((option for option in options if option.worker_id == chosen), None)
+    by_tbt = all(o.predicted_tbt_seconds is not None for o in options if o.running < o.cap)
     return [
         DecodeCandidate(
             option.worker_id,
@@ -196,7 +198,7 @@ def decode_candidates(options: list[DecodeOption], chosen: str) -> list[DecodeCa
             option.running,
             option.cap,
             option.predicted_tbt_seconds,
-            _decode_verdict(option, chosen),
+            _decode_verdict(option, winner, by_tbt=by_tbt),
         )
         for option in options
     ]
@@ -237,22 +239,51 @@ def _verdict(
 def _decode_rank(
     option: DecodeOption, tokens: int, *, by_tbt: bool
 ) -> tuple[bool, int, float, float, str]:
-    share, crowded, capacity = option.running / option.cap, False, option.kv_capacity_tokens
-    if capacity:
-        crowded = option.kv_tokens + tokens > capacity
-        share = max(share, option.kv_tokens / capacity)
-    tbt = (option.predicted_tbt_seconds or 0.0) if by_tbt else 0.0
-    step = round(math.log(max(tbt, _LEAST_TBT_SECONDS)) / _TBT_STEP)
-    return (crowded, step, share, option.handover_seconds, option.worker_id)
+    capacity = option.kv_capacity_tokens
+    crowded = bool(capacity) and option.kv_tokens + tokens > (capacity or 0)
+    step = _tbt_step(option) if by_tbt else 0
+    return (crowded, step, _share(option), option.handover_seconds, option.worker_id)
 
 
-def _decode_verdict(option: DecodeOption, chosen: str) -> str:
-    if option.worker_id == chosen:
+def _tbt_step(option: DecodeOption) -> int:
+    tbt = option.predicted_tbt_seconds or 0.0
+    return round(math.log(max(tbt, _LEAST_TBT_SECONDS)) / _TBT_STEP)
+
+
+def _share(option: DecodeOption) -> float:
+    """In use, of cap or memory."""
+    capacity = option.kv_capacity_tokens
+    memory = option.kv_tokens / capacity if capacity else 0.0
+    return max(option.running / option.cap if option.cap else 1.0, memory)
+
+
+def _decode_verdict(option: DecodeOption, winner: DecodeOption | None, *, by_tbt: bool) -> str:
+    if option is winner:
         return "chosen"
     if option.running >= option.cap:
         return f"full: {option.running} of {option.cap} run"
     capacity = option.kv_capacity_tokens
     if capacity and option.kv_tokens > 0.9 * capacity:
-        return f"memory: {option.kv_tokens} of {capacity} KV tokens in use"
-    word = "busier" if chosen else "free"  # nobody is chosen for a request that is rejected
-    return f"{word}: {option.running} of {option.cap} run"
+        return _memory_words("memory", option)
+    if winner is None:  # nobody is chosen for a request that is rejected
+        return f"free: {option.running} of {option.cap} run"
+    return _behind(option, winner, by_tbt=by_tbt)
+
+
+def _behind(option: DecodeOption, winner: DecodeOption, *, by_tbt: bool) -> str:
+    """In which term of `_decode_rank` it comes after the winner."""
+    slower = (option.predicted_tbt_seconds or 0.0) - (winner.predicted_tbt_seconds or 0.0)
+    if by_tbt and _tbt_step(option) > _tbt_step(winner):
+        return f"{duration(slower)} slower a token"
+    if _share(option) > _share(winner):
+        if option.running / option.cap < _share(option):
+            return _memory_words("less memory", option)
+        return f"busier: {option.running} of {option.cap} run"
+    later = option.handover_seconds - winner.handover_seconds
+    if later > 0 and duration(later) != duration(0.0):
+        return f"handover {duration(later)} longer"
+    return "equal: a later id or less room"
+
+
+def _memory_words(word: str, option: DecodeOption) -> str:
+    return f"{word}: {option.kv_tokens} of {option.kv_capacity_tokens} KV tokens in use"

@@ -104,8 +104,24 @@ class TestDecode:
         assert [o.worker_id for o in order_decode([a, b, c, full, drained])] == ["c", "b", "a"]
         verdicts = {o.worker_id: o.verdict for o in decode_candidates([c, full, a], "c")}
         assert verdicts == {
-            "c": "chosen", "d": "full: 4 of 4 run", "a": "busier: 4 of 16 run",
+            "c": "chosen", "d": "full: 4 of 4 run", "a": "10 ms slower a token",
         }  # fmt: skip
+
+    def test_each_term_of_the_order_has_its_words(self) -> None:
+        chosen = DecodeOption("a", "n", running=4, cap=16, predicted_tbt_seconds=0.01)
+        others = [
+            DecodeOption("b", "n", running=5, cap=16, predicted_tbt_seconds=0.01),
+            DecodeOption("c", "n", 4, 16, 0.01, handover_seconds=0.012),
+            DecodeOption("d", "n", running=4, cap=16, predicted_tbt_seconds=0.01),
+            DecodeOption("e", "n", running=1, cap=16, predicted_tbt_seconds=0.0125),
+        ]
+        assert [o.worker_id for o in order_decode([chosen, *others])] == ["a", "d", "c", "b", "e"]
+        assert [o.verdict for o in decode_candidates([chosen, *others], "a")] == [
+            "chosen", "busier: 5 of 16 run", "handover 12 ms longer",
+            "equal: a later id or less room", "2.5 ms slower a token",
+        ]  # fmt: skip
+        nobody = decode_candidates([chosen], "")
+        assert [o.verdict for o in nobody] == ["free: 4 of 16 run"]
 
     def test_one_without_a_prediction_is_judged_by_its_share(self) -> None:
         known = DecodeOption("a", "n", running=4, cap=16, predicted_tbt_seconds=0.01)
@@ -118,7 +134,7 @@ class TestDecode:
         assert [o.worker_id for o in order_decode([quick, roomy], tokens=500)] == ["a", "b"]
         assert [o.worker_id for o in order_decode([quick, roomy], tokens=2000)] == ["b", "a"]
         verdicts = [o.verdict for o in decode_candidates([roomy, quick], "b")]
-        assert verdicts == ["chosen", "busier: 1 of 16 run"]
+        assert verdicts == ["chosen", "less memory: 9000 of 10000 KV tokens in use"]
         tight = DecodeOption("c", "n", 1, 16, 0.01, kv_tokens=9500, kv_capacity_tokens=10_000)
         (row,) = decode_candidates([tight], "b")
         assert row.verdict == "memory: 9500 of 10000 KV tokens in use"
