@@ -25,7 +25,7 @@ class SpecTextError(ValueError):
 
 def show(value: object) -> str:
     """A spec's value as it is written in a draft: `acme=4, batch=0.5`, `none`, `true`."""
-    if value is None or value == {}:
+    if value is None or value in ({}, []):
         return NONE
     if isinstance(value, Mapping):
         return ", ".join(f"{name}={show(one)}" for name, one in value.items())
@@ -43,7 +43,8 @@ def read(info: FieldInfo, text: str) -> object:
     if is_mapping(info):
         return read_mapping(text, allowed(info))
     if is_list(info):
-        return [part.strip() for part in text.split(",") if part.strip()]
+        parts = [part.strip() for part in text.split(",") if part.strip()]
+        return [] if parts == [NONE] else parts
     if text.lower() == NONE and is_optional(info.annotation):
         return None
     return text

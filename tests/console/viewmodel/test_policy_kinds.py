@@ -36,3 +36,13 @@ def test_who_acts_on_it(kind: PolicyKind, who: str) -> None:
     reply = PolicyPutReply(active=active(kind), acknowledged_gateways=["gw-1"])
     assert f"acts on: {who}" in cli_text.policy_put(reply, None)
     assert ("each node acts on it" in put_words(reply)) == (who == "each node")
+
+
+def test_an_empty_list_is_said_and_read_back() -> None:
+    draft = Draft(active("scheduling"))
+    lines = {view.name: view for view in check(draft).fields}
+    assert lines["normalisation"].was == "none"
+    for typed in ("none", ""):
+        checked = check(draft.with_value("normalisation", typed))
+        assert checked.spec is not None
+        assert checked.spec["normalisation"] == []
