@@ -13,8 +13,8 @@ import pytest
 
 from controlplane.decisions import schemas as decisions
 from controlplane.gateway import wire
-from controlplane.gateway.records import MAX_BUFFERED, Records
-from controlplane.gateway.reports import Reporter
+from controlplane.gateway.records import MAX_BUFFERED, MAX_PER_REPORT, Records
+from controlplane.gateway.reports import MOST_BREATHS, Reporter
 from controlplane.gateway.stats import Stats
 from controlplane.gateways import schemas as gateways
 from controlplane.gateways.schemas import HISTOGRAM_BOUNDS_SECONDS, ClusterView, GatewayReport
@@ -265,3 +265,21 @@ async def test_what_a_failing_control_plane_did_not_take_keeps_its_order() -> No
         records.end(records.begin(decision(f"r{i}")), 1.0)
     assert not await reporter(records, Sink(503)).flush()
     assert [d.request_id for d in records.take()] == [f"r{i}" for i in range(50)]
+
+
+async def test_a_report_of_very_many_records_is_told_in_few_breaths() -> None:
+    """Each takes long while the machine is busy: records would come faster than they are told."""
+    records, sink, breaths = Records(Stats()), Sink(), 0
+    for i in range(MAX_PER_REPORT):
+        records.end(records.begin(decision(f"r{i}")), 1.0)
+    take = records.take
+
+    def counted(*arguments: Any, **options: Any) -> list[wire.Decision]:
+        nonlocal breaths
+        breaths += 1
+        return take(*arguments, **options)
+
+    records.take = counted  # type: ignore[method-assign]
+    assert await reporter(records, sink).flush()
+    assert len(sink.bodies[0]["decisions"]) == MAX_PER_REPORT
+    assert breaths <= MOST_BREATHS + 1
