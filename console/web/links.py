@@ -22,6 +22,8 @@ _ROOT_OF = {
     "audit": "/audit",
     "doctor": "/doctor",
     "topology": "/topology",
+    "gateway": "/topology",
+    "kvwait": "/requests",
     "nodes": "/topology",
     "workers": "/topology",
     "overview": "/",

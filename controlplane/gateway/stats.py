@@ -81,6 +81,7 @@ class Stats:
     shares_refused: int = 0
     model_mismatch: int = 0
     stuck: dict[str, int] = field(default_factory=dict)  # by state
+    stuck_now: int = 0
     ttft: LatencyHistogram = field(default_factory=LatencyHistogram)
     tbt: LatencyHistogram = field(default_factory=LatencyHistogram)
     queue: LatencyHistogram = field(default_factory=LatencyHistogram)
@@ -104,6 +105,7 @@ class Stats:
             cancelled_total=self.cancelled,
             client_errors_total=self.client_errors,
             in_flight=self.in_flight,
+            stuck=self.stuck_now,
             prompt_tokens_total=self.prompt_tokens,
             hit_tokens_total=self.hit_tokens,
             output_tokens_total=self.output_tokens,

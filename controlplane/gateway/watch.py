@@ -41,19 +41,23 @@ class Watch:
             return
         self._next_scan = now + SCAN_SECONDS
         self._force_cancelled(now)
+        stuck = 0
         for run in list(self._context.running.values()):
             bounds = run.plan.policies.scheduling.bounds
             if now - run.outcome.received_at > bounds.shortest:
-                self._look_at(run, now)
+                stuck += self._look_at(run, now)
+        self._context.stats.stuck_now = stuck
 
-    def _look_at(self, run: Running, now: float) -> None:
+    def _look_at(self, run: Running, now: float) -> bool:
+        """Whether it is stuck."""
         wait = waits_for(run)
         if wait is None or not is_stuck(wait, now):
-            return
+            return False
         if run.stuck_since is None or run.stuck_in is not wait.state:
             self._found(run, wait, now)
         elif run.cause is not None and now - run.stuck_since > FORCE_SECONDS:
             self._force(run, wait.what)
+        return True
 
     def _force_cancelled(self, now: float) -> None:
         for request_id, told_at in list(self._cancelled.items()):

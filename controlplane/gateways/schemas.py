@@ -79,6 +79,7 @@ class GatewayStats(Schema):
     cancelled_total: int = 0
     client_errors_total: int = 0
     in_flight: int = 0
+    stuck: int = 0  # of those in flight: waiting beyond their bound
     prompt_tokens_total: int = 0
     hit_tokens_total: int = 0
     output_tokens_total: int = 0

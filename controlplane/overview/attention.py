@@ -47,6 +47,13 @@ def findings(
             age = numbers.age(gateway.age_seconds)
             text = f"gateway {gateway.id} {gateway.state}, no report for {age}"
             yield f"gateway/{gateway.id}", severity, text, f"gateway/{gateway.id}"
+        elif gateway.stats is not None and gateway.stats.stuck:
+            stuck = gateway.stats.stuck
+            verb = "request is" if stuck == 1 else "requests are"
+            text = (
+                f"{numbers.count(stuck)} {verb} stuck at {gateway.id}: over the bound of their wait"
+            )
+            yield f"gateway/{gateway.id}/stuck", "warn", text, "in-flight"
     yield from _service_findings(overview)
 
 

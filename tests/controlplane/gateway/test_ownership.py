@@ -353,11 +353,13 @@ async def test_where_the_policy_says_report_nothing_is_ended(
     listing = (await rig.client.get("/debug/requests", headers=headers)).json()
     (row,) = listing["requests"]
     assert row["stuck"]
+    await eventually(lambda: rig.gateway.stats.stuck_now == 1)
     assert row["waits_for"] == "the prefill leg on worker p1"
     assert (row["worker"], row["state"], row["bound_seconds"]) == ("p1", "prefilling", 1.0)
     assert {worker["id"] for worker in listing["workers"]} == {"p1", "d1"}
     assert (await request).status_code == 200
     assert rig.gateway.stats.stuck == {"prefilling": 1}
+    await eventually(lambda: rig.gateway.stats.stuck_now == 0)
 
 
 async def test_what_requests_wait_for_is_the_operators_to_see(rig: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from controlplane.fleet.schemas import Worker
+from controlplane.gateways.schemas import Gateway
 from controlplane.overview.attention import Since, findings
 from controlplane.stats.schemas import Overview
 
@@ -65,3 +66,19 @@ def test_a_worker_that_gateways_leave_out_is_said_though_its_probe_is_fine() -> 
 def test_the_last_two_of_a_role_are_both_critical() -> None:
     both = of_workers(worker("p1", "ejected"), worker("p2", "ejected"))
     assert [severity for severity, *_ in both] == ["critical", "critical"]
+
+
+def test_stuck_requests_are_said_of_a_gateway_that_reports() -> None:
+    none = {"counts": [0]}
+    row = {
+        "id": "gw-1", "url": "", "pid": 1, "state": "ready", "view_revision": 1, "age_seconds": 0.2,
+        "last_report_at": "2026-01-01T00:00:00Z",
+        "stats": {"started_at": "2026-01-01T00:00:00Z", "ttft": none, "tbt": none, "queue": none, "stuck": 2},
+    }  # fmt: skip
+    gateway = Gateway.model_validate(row)
+    (found,) = findings([], [], [gateway], seen())
+    text = "2 requests are stuck at gw-1: over the bound of their wait"
+    assert found == ("gateway/gw-1/stuck", "warn", text, "in-flight")
+    silent = Gateway.model_validate(row | {"state": "lost", "age_seconds": 60.0})
+    (found,) = findings([], [], [silent], seen())
+    assert found[1] == "critical", "what a lost gateway said last is no news"
