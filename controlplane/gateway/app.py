@@ -431,6 +431,10 @@ class Gateway:
             handoff_missing=stats.handoff_missing,
             stuck=stats.stuck,
             by_state=self._watch.by_state(),
+            cache_bytes={
+                "tokens": self.tokenizers.cache.num_bytes,
+                "block_keys": self._context.scheduler.key_cache_bytes,
+            },
             staged_released=stats.staged_released,
             staged_left=stats.staged_left,
             shares_refused=stats.shares_refused,

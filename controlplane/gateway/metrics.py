@@ -69,6 +69,7 @@ IN_FLIGHT = _gauge("in_flight", "Requests being served.")
 INDEX_BLOCKS = _gauge("index_blocks", "Entries of the prefix index.")
 VIEW_REVISION = _gauge("view_revision", "Revision of the cluster view in use.")
 RSS = _gauge("rss_bytes", "Resident memory of the process.")
+CACHES = _gauge("cache_bytes", "Of these, counted in caches of token ids and block keys.", "cache")
 BUFFERED = _gauge("decisions_buffered", "Decision records that wait for the control plane.")
 RUNNING = _gauge("worker_running", "Legs in flight on a worker.", "worker")
 WAITING = _gauge("worker_waiting", "Legs that wait for a worker.", "worker")
@@ -126,6 +127,7 @@ class Extra:
     hedges_won: int
     stuck: dict[str, int]
     by_state: dict[str, int]
+    cache_bytes: dict[str, int]
     view_revision: int
     decisions_buffered: int
 
@@ -141,6 +143,8 @@ def render(stats: GatewayStats, extra: Extra) -> bytes:
     for states, values in ((STUCK, extra.stuck), (BY_STATE, extra.by_state)):
         lines += _head(states)
         lines += [f'{states.name}{{state="{state}"}} {n}' for state, n in values.items()]
+    lines += _head(CACHES)
+    lines += [f'{CACHES.name}{{cache="{cache}"}} {n}' for cache, n in extra.cache_bytes.items()]
     for error, ratio in ((TTFT_ERROR, stats.ttft_error), (TRANSFER_ERROR, stats.transfer_error)):
         lines += [*_head(error), *([] if ratio is None else [f"{error.name} {ratio:.6g}"])]
     lines += _workers(stats)

@@ -84,6 +84,11 @@ class Scheduler:
         self._turn = 0
         self._chance = Random().random  # noqa: S311 - draws who explores, no secrets
 
+    @property
+    def key_cache_bytes(self) -> int:
+        """Of block keys of prompts that came before."""
+        return self._chains.num_bytes
+
     def plan(
         self,
         model: str,

@@ -31,11 +31,13 @@ from workers.core.errors import AgentUnavailableError, RefusedError
 
 CLIENTS = 48
 SLAB_BYTES = 64 << 20
+MOST_CACHED_MIB = 40  # the bounds of both caches
 
 
 @dataclass(frozen=True)
 class Size:
-    """RSS is looked at after each `step` requests; from `warm_up` on it may grow by `growth`."""
+    """RSS is looked at after each `step` requests. From `warm_up` on it may grow by `growth`, and by
+    what bounded caches of prompts have come to hold, which here are all different."""
 
     requests: int
     step: int
@@ -88,30 +90,42 @@ def _blocks_come_and_go(agent: AgentProcess, folder: Path) -> Iterator[None]:
         churner.client.close()
 
 
-async def _crowd(gateway: LoadedGateway, size: Size, samples: list[int]) -> Crowd:
+async def _cached(gateway: LoadedGateway) -> int:
+    return int(sum((await gateway.gauges("cache_bytes")).values()))
+
+
+async def _crowd(
+    gateway: LoadedGateway, size: Size, samples: list[int], cached: list[int]
+) -> Crowd:
     crowd, numbers = Crowd(), iter(range(size.requests))
+    looks: list[asyncio.Task[None]] = []
+
+    async def look() -> None:
+        samples.append(gateway.rss())
+        cached.append(await _cached(gateway))
+        print(f"{samples[-1] >> 20} MiB, {cached[-1] >> 20} of them cached", flush=True)
 
     def next_number() -> int | None:
         number = next(numbers, None)
         if number is not None and number and number % size.step == 0:
-            samples.append(gateway.rss())
-            print(f"{number} requests: {samples[-1] >> 20} MiB", flush=True)
+            looks.append(asyncio.get_running_loop().create_task(look()))
         return number
 
     await asyncio.gather(*(
         client(gateway.port, crowd, next_number, random.Random(seed)) for seed in range(CLIENTS)
     ))  # fmt: skip
+    await asyncio.gather(*looks)
     await gateway.nothing_held()
-    samples.append(gateway.rss())
+    await look()
     return crowd
 
 
 async def _measure(folder: Path, model: Path, size: Size, agent: AgentProcess) -> dict[str, Any]:
     plan = Plan(workers=6, chunks=4, every=0.004, agent=str(agent.socket))
-    log, samples = folder / "gateway.log", [0]
+    log, samples, cached = folder / "gateway.log", [0], [0]
     async with loaded_gateway(folder, plan, model, log, **_more(agent)) as gateway:
         samples[0], began = gateway.rss(), time.monotonic()
-        crowd = await _crowd(gateway, size, samples)
+        crowd = await _crowd(gateway, size, samples, cached)
         seconds = time.monotonic() - began
         deadline = time.monotonic() + 60
         while await gateway.gauges("decisions_buffered"):
@@ -120,6 +134,7 @@ async def _measure(folder: Path, model: Path, size: Size, agent: AgentProcess) -
         return {
             "requests": crowd.done, "seconds": seconds, "outcomes": crowd.outcomes,
             "wrong": crowd.wrong, "rss_mib": [round(rss / (1 << 20), 1) for rss in samples],
+            "cached_mib": [round(size / (1 << 20), 1) for size in cached],
             "cpu_ms_per_request": gateway.cpu_seconds() / crowd.done * 1000,
             "records": gateway.sink.statuses,
             "series": await gateway.gauges("requests", "cancelled", "decisions_dropped", "index_blocks",
@@ -139,10 +154,11 @@ def _run(folder: Path, model: Path, size: Size) -> None:
     print(json.dumps(figures, indent=1))
     assert not figures["wrong"], figures
     assert "Traceback" not in figures["log"], figures
-    rss = [int(mib * (1 << 20)) for mib in figures["rss_mib"]]
-    warm = rss[size.warm_up // size.step :]
-    assert max(warm) - warm[0] < size.growth, figures["rss_mib"]
-    assert max(rss) < size.most, figures["rss_mib"]
+    rss, cached = figures["rss_mib"], figures["cached_mib"]
+    warm = [a - b for a, b in zip(rss, cached, strict=True)][size.warm_up // size.step :]
+    assert max(warm) - warm[0] < size.growth >> 20, (rss, cached)
+    assert max(rss) < size.most >> 20, rss
+    assert 0 < max(cached) <= MOST_CACHED_MIB, cached
     outcomes = figures["outcomes"]
     assert min(outcomes["200"], outcomes["left"], outcomes["502"], outcomes["400"]) > 0, outcomes
     assert figures["series"]["perilune_gateway_index_blocks"] > 100, figures["series"]

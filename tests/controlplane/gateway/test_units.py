@@ -287,7 +287,13 @@ def test_every_series_is_declared_once_and_rendered() -> None:
     stats.ttft.observe(0.3)
     text = render(
         stats.export({"p1": WorkerLoad(running=2)}, 5, 6),
-        Extra(1, 2, 3, 4, 5, 6, 14, 9, 10, 11, 12, 13, {"prefilling": 1}, {"decoding": 2}, 7, 8),
+        Extra(
+            *(1, 2, 3, 4, 5, 6, 14, 9, 10, 11, 12, 13),
+            {"prefilling": 1},
+            {"decoding": 2},
+            {"tokens": 3},
+            *(7, 8),
+        ),
     ).decode()
     assert len({series.name for series in metrics.ALL}) == len(metrics.ALL)
     for series in metrics.ALL:
