@@ -50,9 +50,7 @@ def findings(
         elif gateway.stats is not None and gateway.stats.stuck:
             stuck = gateway.stats.stuck
             verb = "request is" if stuck == 1 else "requests are"
-            text = (
-                f"{numbers.count(stuck)} {verb} stuck at {gateway.id}: over the bound of their wait"
-            )
+            text = f"{numbers.count(stuck)} {verb} stuck at {gateway.id}"
             yield f"gateway/{gateway.id}/stuck", "warn", text, "in-flight"
     yield from _service_findings(overview)
 

@@ -77,7 +77,7 @@ def test_stuck_requests_are_said_of_a_gateway_that_reports() -> None:
     }  # fmt: skip
     gateway = Gateway.model_validate(row)
     (found,) = findings([], [], [gateway], seen())
-    text = "2 requests are stuck at gw-1: over the bound of their wait"
+    text = "2 requests are stuck at gw-1"
     assert found == ("gateway/gw-1/stuck", "warn", text, "in-flight")
     silent = Gateway.model_validate(row | {"state": "lost", "age_seconds": 60.0})
     (found,) = findings([], [], [silent], seen())
