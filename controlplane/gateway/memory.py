@@ -6,17 +6,22 @@ from typing import Final
 
 LARGE_BYTES: Final = 128 * 1024
 _M_MMAP_THRESHOLD: Final = -3  # malloc.h
+_M_ARENA_MAX: Final = -8
 
 
 def give_large_blocks_back() -> bool:
     """Have blocks of that size and more go back to the system when they are freed.
 
     Otherwise glibc raises its bound to the largest block that was ever freed, up to 32 MiB, and
-    keeps what is smaller: reports and bodies of a busy moment would count for ever. False: there is
-    another C library.
+    keeps what is smaller: reports and bodies of a busy moment would count for ever. All threads
+    share one arena: what the tokenisers' thread makes the loop frees, and each would keep its own
+    holes. False: there is another C library.
     """
     try:
-        return bool(ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES))
+        library = ctypes.CDLL(None)
+        return bool(library.mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)) and bool(
+            library.mallopt(_M_ARENA_MAX, 1)
+        )
     except (AttributeError, OSError):
         return False
 

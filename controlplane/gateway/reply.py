@@ -25,6 +25,10 @@ _BUFFER_BYTES = 256 * 1024
 Kind = Literal["connect", "reset", "timeout", "protocol", "too_large", "hung"]
 
 
+def _nowhere(_: bytes) -> None:
+    """What comes after a relay's end has no reader."""
+
+
 class UpstreamError(PeriluneError):
     """See the module's head. `was_sent`: the worker may have got the request."""
 
@@ -98,12 +102,16 @@ class Reply:
         if self._pieces:
             pieces, self._pieces = self._pieces, []
             sink(b"".join(pieces))
-        self._sink = sink
         self._full = False
         self._apply_pause()
-        if not self.complete:
-            self._connection.splice_by(splice)
+        if self.complete:
+            return
+        self._sink = sink
+        self._connection.splice_by(splice)
+        try:
             await self.wait(idle_seconds, "no next piece")
+        finally:
+            self._sink = _nowhere  # its owner holds this: only the collector would find both
 
     def pause(self) -> None:
         """Backpressure: stop reading from the worker."""

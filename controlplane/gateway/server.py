@@ -95,6 +95,8 @@ class ClientConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = self._put = None
         self._waiting.clear()
+        self._body = []
+        del self._parser  # it holds this, and what only the collector finds is found late
         self._server.remove(self)
         if self._task is not None:
             self._task.cancel()
@@ -206,6 +208,7 @@ class ClientConnection(asyncio.Protocol):
             monotonic(),
         )
         self._reading, self._in_head, self._head_bytes = False, True, 0
+        self._headers, self._body = {}, []
         self._message_ended = True
         self._waiting.append(request)
         if len(self._waiting) > self._limits.max_pipelined and self._transport is not None:
@@ -328,7 +331,7 @@ class ClientConnection(asyncio.Protocol):
 
     def _done(self, request: Request) -> None:
         self.since = self.loop.time()
-        self.relay = None
+        self.relay = self._request = None
         if self._transport is None:
             return
         if not request.keep_alive:

@@ -6,6 +6,7 @@ worker says them; where nobody does, decode's figure is left out. Transfer param
 ourselves.
 """
 
+from collections.abc import Iterator
 from typing import Any, Final
 
 import msgspec
@@ -53,6 +54,7 @@ class ReadReply(msgspec.Struct):
 _decode_reply = msgspec.json.Decoder(_Reply).decode
 _decode_counted = msgspec.json.Decoder(_Counted).decode
 _decode = msgspec.json.Decoder().decode
+_decode_fields = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 _encode = msgspec.json.Encoder().encode
 
 
@@ -70,14 +72,14 @@ def read_whole(body: bytes, details: Details) -> ReadReply:
     read = ReadReply(body, by_length=last == "length")
     params = bytes(reply.kv_transfer_params)
     if params not in (b"", _NULL):
-        read.body = _put(body, b'"kv_transfer_params"', params, _NULL)
+        read.body = _put(body, "kv_transfer_params", params, _NULL)
     raw = bytes(reply.usage)
     usage = _decode(raw) if raw.startswith(b"{") else None
     if isinstance(usage, dict):
         read.prompt_tokens = count(usage.get("prompt_tokens"))
         read.completion_tokens = count(usage.get("completion_tokens"))
         if correct(usage, details):
-            read.body = _put(read.body, b'"usage"', raw, _encode(usage))
+            read.body = _put(read.body, "usage", raw, _encode(usage))
     return read
 
 
@@ -108,7 +110,7 @@ def _event(event: bytes, details: Details) -> bytes:
     known = details if not chunk.choices else None
     if not isinstance(usage, dict) or not correct(usage, known):
         return event
-    return _put(event, b'"usage"', raw, _encode(usage))
+    return _put(event, "usage", raw, _encode(usage))
 
 
 def correct(usage: dict[str, Any], details: Details) -> bool:
@@ -130,16 +132,28 @@ def correct(usage: dict[str, Any], details: Details) -> bool:
     return bool(usage["prompt_tokens_details"] != given)
 
 
-def _put(body: bytes, name: bytes, old: bytes, new: bytes) -> bytes:
-    """Replace the value of a field. Inside a JSON text its quotes would be escaped, so the last
-    place where name and value stand together is the field."""
+def _put(body: bytes, name: str, old: bytes, new: bytes) -> bytes:
+    """Replace the value of a field of the reply. Inside a JSON text its quotes would be escaped, so
+    where name and value stand together is the field, or one within another field."""
+    places = list(_places(body, f'"{name}"'.encode(), old))
+    if len(places) == 1:
+        place = places[0]
+        return body[:place] + new + body[place + len(old) :]
+    start = body.find(b"{")
+    if not places or start < 0:
+        return body
+    fields = _decode_fields(body[start:])
+    fields[name] = msgspec.Raw(new)
+    return body[:start] + _encode(fields)
+
+
+def _places(body: bytes, name: bytes, value: bytes) -> Iterator[int]:
     end = len(body)
-    while (place := body.rfind(old, 0, end)) >= 0:
+    while (place := body.rfind(value, 0, end)) >= 0:
         before = body[max(0, place - 64) : place].rstrip()
         if before.endswith(b":") and before[:-1].rstrip().endswith(name):
-            return body[:place] + new + body[place + len(old) :]
-        end = place + len(old) - 1
-    return body
+            yield place
+        end = place + len(value) - 1
 
 
 def count(value: object) -> int | None:

@@ -80,7 +80,8 @@ class WorkerConnection(asyncio.Protocol):
         self._write = writer_of(made)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._transport = self._write = None
+        self._transport = self._write = self._splice = self._wanted_splice = None
+        del self._parser  # it holds this, and what only the collector finds is found late
         self.pool.lost(self)
         reply, self._reply = self._reply, None
         if reply is None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
+import json
 import subprocess
 import sys
+from collections import Counter
+from typing import Any
 
 import pytest
 
@@ -96,3 +100,54 @@ def test_a_process_whose_collector_was_not_calmed_is_left_alone() -> None:
         patch.setattr(gc, "collect", lambda *_: pytest.fail("collected"))
         collector.tick(1.0)
         collector.tick(1e6)
+
+
+def _alive() -> Counter[str]:
+    """Objects of what a request and its connections are made of."""
+    names = ("ClientConnection", "WorkerConnection", "HttpResponseParser", "Request",
+             "Asked", "ClientBody", "Running", "Relay", "Reply", "Plan")  # fmt: skip
+    return Counter(kind for o in gc.get_objects() if (kind := type(o).__name__) in names)
+
+
+async def _ask(port: int, body: bytes, *, upto: int | None) -> None:
+    """Over a connection of its own, which is closed after so many bytes of the answer, or all."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\n"
+    writer.write(head + b"content-length: %d\r\n\r\n" % len(body) + body)
+    await (reader.read() if upto is None else reader.read(upto))
+    writer.close()
+
+
+async def test_what_has_ended_leaves_nothing_that_only_the_collector_finds(
+    rig: Any, eventually: Any
+) -> None:
+    """It would find it minutes later: bodies of thousands of requests lay about till then."""
+    await rig.start()
+    port = rig.gateway.server.port
+
+    def body(stream: bool) -> bytes:
+        fields = {"model": "tiny", "prompt": "hello " * 50, "max_tokens": 8, "stream": stream}
+        return json.dumps(fields).encode()
+
+    async def all_kinds() -> None:
+        for stream in (True, False):
+            await _ask(port, body(stream), upto=None)
+        await _ask(port, body(True), upto=300)  # leaves in the middle
+        await _ask(port, b"{", upto=None)  # an error
+        _, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST /v1/completions HTTP/1.1\r\ncontent-le")  # and no more
+        await writer.drain()
+        writer.close()
+
+    await all_kinds()
+    await eventually(lambda: not rig.gateway.server.connections)
+    gc.collect()
+    gc.disable()
+    try:
+        before = _alive()
+        for _ in range(10):
+            await all_kinds()
+        await eventually(lambda: not rig.gateway.server.connections)
+        await eventually(lambda: max((_alive() - before).values(), default=0) < 5)
+    finally:
+        gc.enable()
