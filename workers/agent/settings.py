@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from workers.core.errors import ConfigError
+from workers.core.hosts import is_anywhere
 from workers.directory.address import parse_directory
 from workers.transfer_tls import TlsFiles
 
@@ -90,6 +91,13 @@ def parse_tcp(address: str) -> tuple[str, int]:
     host, colon, port = address.rpartition(":")
     if not colon or not host or not port.isdigit() or int(port) > 65_535:
         raise ConfigError("tcp", address, "is no host:port", "Say, for instance, 127.0.0.1:7710.")
+    if is_anywhere(host):
+        raise ConfigError(
+            "tcp",
+            address,
+            "means all addresses, and other nodes are told where to connect to",
+            f"Give the one by which they reach this node, for instance 10.0.0.7:{port}.",
+        )
     return host, int(port)
 
 
