@@ -37,6 +37,11 @@ class UpstreamError(PeriluneError):
         self.kind = kind
         self.was_sent = kind != "connect"
 
+    def anew(self) -> "UpstreamError":
+        """To be raised, where this is kept: the traceback of what is raised holds who keeps it, and
+        with it the request's body, which only the collector would find."""
+        return UpstreamError(self.kind, str(self))
+
 
 class Reply:
     """A reply as it arrives. Either `whole()` or `relay()` reads the body; `abort()` gives up."""
@@ -173,7 +178,7 @@ class Reply:
             return
         self._error = error
         if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_exception(error)
+            self._waiter.set_exception(error.anew())
 
     # --- waiting ---
 
@@ -181,7 +186,8 @@ class Reply:
         """For whatever comes next: parts of the head, or of the body. Raises `UpstreamError`; then
         the reply is aborted."""
         if self._error is not None:
-            raise self._error
+            self.abort()
+            raise self._error.anew()
         connection = self._connection
         waiter = self._waiter = connection.loop.create_future()
         self._waiting_for, self.patience = what, seconds
@@ -199,6 +205,7 @@ class Reply:
         finally:
             pool.waiting.discard(self)
             self._waiter = None
+            del waiter  # it keeps its error
 
     def check_time(self, now: float) -> None:
         """Fail the wait when it has lasted too long; while relaying, since the last byte."""

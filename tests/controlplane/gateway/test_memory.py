@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from controlplane.gateway.memory import Collector
+from workers.engines.emulated.faults import Faults
 
 PROGRAM = """
 import sys
@@ -105,7 +106,7 @@ def test_a_process_whose_collector_was_not_calmed_is_left_alone() -> None:
 def _alive() -> Counter[str]:
     """Objects of what a request and its connections are made of."""
     names = ("ClientConnection", "WorkerConnection", "HttpResponseParser", "Request",
-             "Asked", "ClientBody", "Running", "Relay", "Reply", "Plan")  # fmt: skip
+             "Asked", "ClientBody", "Running", "Relay", "Reply", "Plan", "LegRequest")  # fmt: skip
     return Counter(kind for o in gc.get_objects() if (kind := type(o).__name__) in names)
 
 
@@ -147,6 +148,36 @@ async def test_what_has_ended_leaves_nothing_that_only_the_collector_finds(
         before = _alive()
         for _ in range(10):
             await all_kinds()
+        await eventually(lambda: not rig.gateway.server.connections)
+        await eventually(lambda: max((_alive() - before).values(), default=0) < 5)
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("fault", [Faults(reset=True), Faults(reset_after_chunks=2)])
+async def test_what_has_failed_leaves_nothing_that_only_the_collector_finds(
+    rig: Any, eventually: Any, fault: Faults
+) -> None:
+    """It comes the seldomer the fewer objects it finds, and knows nothing of how large bodies are."""
+    await rig.start()
+    for name in ("d1", "d2"):
+        rig.api(name).faults.set(fault)
+    fields = {"model": "tiny", "prompt": "hello " * 50, "max_tokens": 8, "stream": True}
+    body, health = json.dumps(fields).encode(), rig.gateway.cluster.health
+
+    async def ask() -> None:
+        await _ask(rig.gateway.server.port, body, upto=None)
+        health.keep(set())  # the next one is sent to both again
+
+    await ask()
+    await eventually(lambda: not rig.gateway.server.connections)
+    gc.collect()
+    gc.disable()
+    try:
+        before = _alive()
+        for _ in range(10):
+            await ask()
+        assert rig.gateway.stats.failed == 11
         await eventually(lambda: not rig.gateway.server.connections)
         await eventually(lambda: max((_alive() - before).values(), default=0) < 5)
     finally:

@@ -272,6 +272,31 @@ async def test_a_kept_connection_that_the_worker_closes_is_replaced() -> None:
     await asyncio.sleep(0.01)
 
 
+async def test_a_reply_that_is_found_damaged_as_it_begins_is_given_up() -> None:
+    """Its worker would go on for nobody."""
+    left = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(HEAD + chunk(b"damaged"))
+        assert await reader.read() == b""
+        left.set()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    upstream = Upstream(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", 2, 60)
+    reply = await upstream.send(b"GET / HTTP/1.1\r\n\r\n", head_seconds=5, wants_piece=True)
+    assert await reply.first_piece(5) == b"damaged"
+    reply.fail(UpstreamError("protocol", "damaged"))
+    with pytest.raises(UpstreamError, match="damaged"):
+        await reply.relay(lambda _: None, 5)
+    async with asyncio.timeout(5):
+        await left.wait()
+    upstream.close()
+    server.close()
+    await asyncio.sleep(0.01)
+
+
 @given(st.lists(st.floats(0, 200), max_size=60))
 def test_observing_all_is_observing_each(values: list[float]) -> None:
     one, other = LatencyHistogram(), LatencyHistogram()
