@@ -66,6 +66,8 @@ def read_whole(body: bytes, details: Details) -> ReadReply:
             if counted.kv_transfer_params is None:
                 return _as_it_is(body, counted)
         reply = _decode_reply(body)
+        raw = bytes(reply.usage)
+        usage = _decode(raw) if raw.startswith(b"{") else None
     except (msgspec.DecodeError, UnicodeDecodeError):
         return ReadReply(body)
     last = reply.choices[-1].finish_reason if reply.choices else None
@@ -73,8 +75,6 @@ def read_whole(body: bytes, details: Details) -> ReadReply:
     params = bytes(reply.kv_transfer_params)
     if params not in (b"", _NULL):
         read.body = _put(body, "kv_transfer_params", params, _NULL)
-    raw = bytes(reply.usage)
-    usage = _decode(raw) if raw.startswith(b"{") else None
     if isinstance(usage, dict):
         read.prompt_tokens = count(usage.get("prompt_tokens"))
         read.completion_tokens = count(usage.get("completion_tokens"))

@@ -26,6 +26,11 @@ def odd(usage: bytes, params: bytes = b"null") -> bytes:
     return ODD % (usage, params)
 
 
+@pytest.mark.parametrize("usage", [b'{"prompt_tokens":1e999}', b'{"prompt_tokens":1,"x":"\xff"}'])
+def test_a_usage_that_cannot_be_read_is_passed_on_as_it_is(usage: bytes) -> None:
+    assert read_whole(odd(usage), details(4)).body == odd(usage)
+
+
 @pytest.mark.parametrize(("usage", "cached", "expected"), [
     (b'{"prompt_tokens":9,"prompt_tokens_details":null}', 4,
      b'{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":4}}'),
