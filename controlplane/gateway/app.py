@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from itertools import count
+from math import inf
 from time import monotonic
 from urllib.parse import unquote
 
@@ -157,9 +158,11 @@ class Gateway:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         if self._reporter is not None:
+            self.records.sweep(inf)  # no leg's report is waited for now
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(2.0):
-                    await self._reporter.flush()
+                    while await self._reporter.flush() and self.records.num_buffered:
+                        pass
         await self._agents.close()
         await self._bootstraps.close()
         await self._staged.close()

@@ -175,10 +175,10 @@ class Records:
         return [self._buffer.popleft().told() for _ in range(count)]
 
     def arrived(self, decisions: list[Decision]) -> None:
-        """The control plane has these; a late report sends one again, without its prompt."""
+        """The control plane has these as they ended; a late report sends one again, without its
+        prompt."""
         for decision in decisions:
-            if decision.status != "running":
-                self.sampler.forget_prompt(decision)
+            self.sampler.forget_prompt(decision)
 
     def put_back(self, decisions: list[Decision]) -> None:
         self._buffer.extendleft(Joining(decision) for decision in reversed(decisions))

@@ -71,8 +71,9 @@ class Reporter:
     async def flush(self) -> bool:
         """Send one report; what did not arrive is kept for the next one."""
         decisions: list[Decision] = []
+        ended: list[Decision] = []
         try:
-            status, body = await self._send(await self._encoded(decisions))
+            status, body = await self._send(await self._encoded(decisions, ended))
         except UpstreamError as error:
             self._records.put_back(decisions)
             log.debug("report_failed", error=str(error))
@@ -83,13 +84,14 @@ class Reporter:
         if status >= 500:
             self._records.put_back(decisions)
             return False
-        self._records.arrived(decisions)
+        self._records.arrived(ended)
         if status >= 300:  # refused as it is: sending it again would not help
             log.warning("report_refused", status=status, reply=body[:300].decode(errors="replace"))
         return status < 300
 
-    async def _encoded(self, decisions: list[Decision]) -> list[bytes]:
-        """All there are for one report, which go into `decisions` too. Requests run in between, and
+    async def _encoded(self, decisions: list[Decision], ended: list[Decision]) -> list[bytes]:
+        """All there are for one report, which go into `decisions` too, and into `ended` what is told
+        of as ended: the others may end before the report is there. Requests run in between, and
         so do workers on this machine: to put a second's records into words takes longer than a first
         token may wait."""
         left = min(self._records.announce(), MAX_PER_REPORT)
@@ -97,6 +99,7 @@ class Reporter:
         while some := self._records.take(min(at_once, left), announced=True):
             left -= len(some)
             decisions += some
+            ended += [one for one in some if one.status != "running"]
             encoded += [one for decision in some if (one := _encoded_one(decision)) is not None]
             await asyncio.sleep(BREATH_SECONDS)
         return encoded

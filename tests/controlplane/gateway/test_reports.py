@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from controlplane.decisions import schemas as decisions
 from controlplane.gateway import wire
+from controlplane.gateway.recording import Recording
 from controlplane.gateway.records import MAX_BUFFERED, MAX_PER_REPORT, Records
 from controlplane.gateway.reports import MOST_BREATHS, Reporter
 from controlplane.gateway.stats import Stats
@@ -265,6 +267,45 @@ async def test_what_a_failing_control_plane_did_not_take_keeps_its_order() -> No
         records.end(records.begin(decision(f"r{i}")), 1.0)
     assert not await reporter(records, Sink(503)).flush()
     assert [d.request_id for d in records.take()] == [f"r{i}" for i in range(50)]
+
+
+async def test_a_request_that_ends_while_a_report_is_on_its_way_keeps_its_prompt() -> None:
+    """That report has told of it as running."""
+    records, record = Records(Stats()), decision("r")
+    entry = records.begin(record)
+
+    class Slow(Sink):
+        async def call(self, *arguments: Any, **options: Any) -> tuple[int, bytes]:
+            if not self.bodies:
+                record.status = "finished_stop"
+                keys, tokens = [bytes(16)], list(range(16))
+                records.sampler.add_prompt(record, Recording(), bytes(32), 16, keys, tokens)
+                records.end(entry, 1.0)
+            return await super().call(*arguments, **options)
+
+    sink = Slow()
+    assert await reporter(records, sink).flush()
+    assert await reporter(records, sink).flush()
+    first, second = (body["decisions"][0] for body in sink.bodies)
+    assert (first["status"], second["status"]) == ("running", "finished_stop")
+    assert second["prompt"]["num_tokens"] == 16
+    assert record.prompt is None  # it has arrived
+
+
+async def test_the_last_report_has_all_records_that_are_there(rig: Any) -> None:
+    """Those too that wait for a leg's report, which nobody will join any more."""
+    await rig.start()
+    records = rig.gateway.records
+    entry = records.begin(decision("waits"))
+    entry.expected, entry.has_agent = {"prefill"}, True
+    entry.decision.status = "finished_stop"
+    records.end(entry, time.monotonic())
+    for i in range(MAX_PER_REPORT + 100):
+        records.once(decision(f"r{i}"))
+    await rig.gateway.stop(drain_seconds=1.0)
+    told = rig.control_plane.decisions()
+    assert told["waits"].status == "finished_stop"
+    assert len(told) == MAX_PER_REPORT + 101
 
 
 async def test_a_report_of_very_many_records_is_told_in_few_breaths() -> None:
