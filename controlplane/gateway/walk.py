@@ -65,7 +65,11 @@ def _interrupted(run: Running, cause: AnswerError | ClientFault) -> None:
         run.cancelled(cause)
     else:
         run.fail(cause)
-    raise cause
+    run.cause = None  # its traceback holds the request, which only the collector would find
+    try:
+        raise cause
+    finally:
+        del cause
 
 
 def _turned_down(run: Running) -> AnswerError:

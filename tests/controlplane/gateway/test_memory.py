@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from controlplane.gateway.answers import AnswerError
 from controlplane.gateway.memory import Collector
 from workers.engines.emulated.faults import Faults
 
@@ -178,6 +179,37 @@ async def test_what_has_failed_leaves_nothing_that_only_the_collector_finds(
         for _ in range(10):
             await ask()
         assert rig.gateway.stats.failed == 11
+        await eventually(lambda: not rig.gateway.server.connections)
+        await eventually(lambda: max((_alive() - before).values(), default=0) < 5)
+    finally:
+        gc.enable()
+
+
+async def test_what_is_interrupted_leaves_nothing_that_only_the_collector_finds(
+    rig: Any, eventually: Any
+) -> None:
+    await rig.start()
+    for name in ("p1", "p2"):
+        rig.api(name).faults.set(Faults(hang=True))
+    body, running = (
+        json.dumps({"model": "tiny", "prompt": "hello"}).encode(),
+        rig.gateway._context.running,
+    )
+
+    async def ask() -> None:
+        asking = asyncio.ensure_future(_ask(rig.gateway.server.port, body, upto=None))
+        (run,) = await eventually(lambda: list(running.values()))
+        run.interrupt(AnswerError(503, "enough", "enough"))
+        await asking
+
+    await ask()
+    await eventually(lambda: not rig.gateway.server.connections)
+    gc.collect()
+    gc.disable()
+    try:
+        before = _alive()
+        for _ in range(10):
+            await ask()
         await eventually(lambda: not rig.gateway.server.connections)
         await eventually(lambda: max((_alive() - before).values(), default=0) < 5)
     finally:
