@@ -189,6 +189,7 @@ class _Pair:
         if error is None:
             self._prefilled = first.result()
             run.context.cluster.health.served(worker.row.id)
+            run.leg_served("prefill")
             first_leg.take(run, worker, self._priced, self._prefilled)
             relay = run.asked.request.connection.relay
             if isinstance(relay, Relay):

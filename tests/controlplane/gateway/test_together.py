@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -14,6 +15,7 @@ import httpx2
 import pytest
 from foreign_engines import Fabric, ForeignEngine
 
+from controlplane.core.health import FailedLeg
 from controlplane.gateway.app import Gateway
 from controlplane.gateway.settings import Settings, Timeouts
 
@@ -228,6 +230,36 @@ async def test_leg_1_that_fails_after_the_first_byte_harms_no_answer_and_is_coun
         assert decision.status == "finished_stop"
         assert "prefill leg on p1" in decision.error
         assert decision.retries == 0
+
+
+async def test_leg_1_that_ends_after_the_first_byte_clears_its_request_of_suspicion(
+    tmp_path: Path, eventually: Eventually, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the workers on which it failed before were held to be innocent of that for minutes."""
+    async with running(tmp_path, eventually, "prefill", "decode") as rig:
+        prefill, decode, first_byte = rig.engines["p1"], rig.engines["d2"], asyncio.Event()
+        decode.stream_gate.clear()
+        meet = prefill._meet
+
+        async def hands_over_and_answers_late(transfer_id: str) -> None:
+            await meet(transfer_id)
+            prefill.fabric.meeting(transfer_id).set_result(None)
+            await asyncio.wait_for(first_byte.wait(), 10)
+
+        monkeypatch.setattr(prefill, "_meet", hands_over_and_answers_late)
+        fields = {"model": MODEL, "prompt": "a b c", "max_tokens": 8, "stream": True}
+        body, health = json.dumps(fields).encode(), rig.gateway.cluster.health
+        leg = FailedLeg(hash(body), "prefill")
+        for name in ("p1", "p8"):
+            health.failed(name, time.monotonic(), unreachable=False, leg=leg)
+        async with rig.client.stream("POST", "/v1/completions", content=body) as response:
+            lines = response.aiter_lines()
+            assert "t0" in await anext(lines)
+            assert len(health.suspects) == 1
+            first_byte.set()
+            await eventually(lambda: not len(health.suspects), "leg 1's end is seen")
+            decode.stream_gate.set()
+            assert "data: [DONE]" in [line async for line in lines]
 
 
 @pytest.mark.parametrize("stream", [False, True])
