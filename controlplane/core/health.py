@@ -4,7 +4,7 @@ ok -> ejected (pause) -> trial (one leg) -> ok, or ejected again for twice as lo
 """
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Hashable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal
@@ -172,6 +172,12 @@ class DataPathHealth:
             worker.is_withheld |= is_new and not counts
             return counts
         return speaks or is_new
+
+    def leg_served(self, request: Hashable, leg: str) -> None:
+        """To its end, by some worker: where an equal request's leg failed, its worker was why.
+        `request` is hashed only where that matters."""
+        if not self.is_sound and len(self.suspects):
+            self.suspects.served(hash(request), leg)
 
     def _is_replaced_by(self, others: Collection[str]) -> bool:
         known = (self._workers.get(name) for name in others)

@@ -182,15 +182,20 @@ def order_decode(options: list[DecodeOption], tokens: int = 0) -> list[DecodeOpt
     share in use, of cap or memory; then the nearest to the KV."""
     free = [option for option in options if option.running < option.cap]
     if len(free) > 1:
-        known = all(option.predicted_tbt_seconds is not None for option in free)
-        free.sort(key=lambda option: _decode_rank(option, tokens, by_tbt=known))
+        by_tbt = _goes_by_tbt(free)
+        free.sort(key=lambda option: _decode_rank(option, tokens, by_tbt=by_tbt))
     return free
+
+
+def _goes_by_tbt(free: list[DecodeOption]) -> bool:
+    """Only where it is known of all: an unknown one is neither short nor long."""
+    return all(option.predicted_tbt_seconds is not None for option in free)
 
 
 def decode_candidates(options: list[DecodeOption], chosen: str) -> list[DecodeCandidate]:
     """Every decode option with the reason in words."""
     winner = next((option for option in options if option.worker_id == chosen), None)
-    by_tbt = all(o.predicted_tbt_seconds is not None for o in options if o.running < o.cap)
+    by_tbt = _goes_by_tbt([option for option in options if option.running < option.cap])
     return [
         DecodeCandidate(
             option.worker_id,
@@ -240,7 +245,7 @@ def _decode_rank(
     option: DecodeOption, tokens: int, *, by_tbt: bool
 ) -> tuple[bool, int, float, float, str]:
     capacity = option.kv_capacity_tokens
-    crowded = bool(capacity) and option.kv_tokens + tokens > (capacity or 0)
+    crowded = bool(capacity and option.kv_tokens + tokens > capacity)
     step = _tbt_step(option) if by_tbt else 0
     return (crowded, step, _share(option), option.handover_seconds, option.worker_id)
 

@@ -146,8 +146,7 @@ class Passing:
             raise
         else:
             health.served(name)
-            if not health.is_sound and len(health.suspects):
-                health.suspects.served(hash(passed.body), "whole")
+            health.leg_served(passed.body, "whole")
             return answer
         finally:
             self.busy[name] -= 1

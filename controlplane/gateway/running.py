@@ -230,10 +230,8 @@ class Running:
         self.decision.error = f"{leg} leg on {name}: {error}"
 
     def leg_served(self, leg: Literal["prefill", "decode"]) -> None:
-        """To its end: where the same failed before, its worker was why."""
-        health = self.context.cluster.health
-        if not health.is_sound and len(health.suspects):
-            health.suspects.served(hash(self.asked.request.body), leg)
+        """To its end."""
+        self.context.cluster.health.leg_served(self.asked.request.body, leg)
 
     # --- lifecycle ---
 

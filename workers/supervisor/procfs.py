@@ -37,11 +37,9 @@ def identify(pid: int) -> ProcessIdentity | None:
 
 def reading(pid: int) -> Reading | None:
     """What it does now; of all its threads, but for its state and its waiting."""
-    try:
-        text = (PROC / str(pid) / "stat").read_text()
-    except OSError:
+    fields = _stat_fields(pid)
+    if fields is None:
         return None
-    fields = text.rpartition(")")[2].split()
     ticks = int(fields[11]) + int(fields[12])
     return Reading(fields[0], ticks / CLOCK_TICKS, _waited_seconds(pid), int(fields[9]))
 
@@ -158,12 +156,17 @@ def _pids() -> list[int]:
 
 def _stat(pid: int) -> tuple[str, int, int] | None:
     """(state, session, start time in ticks)."""
+    fields = _stat_fields(pid)
+    return None if fields is None else (fields[0], int(fields[3]), int(fields[19]))
+
+
+def _stat_fields(pid: int) -> list[str] | None:
+    """As in proc(5), from the state on, which is its third."""
     try:
         text = (PROC / str(pid) / "stat").read_text()
     except OSError:
         return None
-    fields = text.rpartition(")")[2].split()  # the command's name may hold spaces
-    return fields[0], int(fields[3]), int(fields[19])
+    return text.rpartition(")")[2].split()  # the command's name may hold spaces
 
 
 def _status_kib(pid: int) -> dict[str, int]:

@@ -128,27 +128,35 @@ def control_plane() -> Iterator[ControlPlane]:
 
 
 @pytest.fixture
-def make_following_pair(
-    control_plane: ControlPlane,
+def make_node(
     make_agent: Callable[..., Any],
     free_port: Callable[[], int],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+) -> Callable[..., Node]:
+    """A node of one cluster: an agent that has started, with these transports, and its worker."""
+    monkeypatch.setenv("PERILUNE_HOME", str(tmp_path))
+
+    def make(name: str, transports: str, *options: str, **sizes: int) -> Node:
+        port = free_port()
+        agent = make_agent(
+            "--node-id", name, "--tcp", f"127.0.0.1:{port}", "--secret-folder", str(tmp_path),
+            "--transports", transports, *options, **sizes,
+        )  # fmt: skip
+        agent.start()
+        return Node(agent, agent.worker(f"w-{name}"), port)
+
+    return make
+
+
+@pytest.fixture
+def make_following_pair(
+    control_plane: ControlPlane, make_node: Callable[..., Node]
 ) -> Callable[[str], tuple[Node, Node]]:
     """Two agents with these transports that do what `control_plane` tells them."""
 
     def make(transports: str) -> tuple[Node, Node]:
-        monkeypatch.setenv("PERILUNE_HOME", str(tmp_path))
-        nodes = []
-        for name in ("n1", "n2"):
-            port = free_port()
-            agent = make_agent(
-                "--node-id", name, "--tcp", f"127.0.0.1:{port}", "--secret-folder", str(tmp_path),
-                "--transports", transports, "--control-plane", control_plane.url,
-                "--heartbeat-seconds", "0.1",
-            )  # fmt: skip
-            agent.start()
-            nodes.append(Node(agent, agent.worker(f"w-{name}"), port))
-        return nodes[0], nodes[1]
+        follows = ("--control-plane", control_plane.url, "--heartbeat-seconds", "0.1")
+        return make_node("n1", transports, *follows), make_node("n2", transports, *follows)
 
     return make

@@ -30,26 +30,10 @@ MakePair = Callable[..., Pair]
 
 
 @pytest.fixture
-def make_pair(
-    make_agent: Callable[..., Any],
-    free_port: Callable[[], int],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> MakePair:
-    monkeypatch.setenv("PERILUNE_HOME", str(tmp_path))
-
+def make_pair(make_node: Callable[..., Node]) -> MakePair:
     def make(transports: str = "tcp", slab_bytes: int = 4 << 20) -> Pair:
-        nodes = []
-        for name in ("n1", "n2"):
-            port = free_port()
-            agent = make_agent(
-                "--node-id", name, "--tcp", f"127.0.0.1:{port}", "--secret-folder",
-                str(tmp_path), "--transports", transports, slab_bytes=slab_bytes,
-            )  # fmt: skip
-            agent.start()
-            worker = agent.worker(f"w-{name}")
-            nodes.append(Node(agent, worker, port))
-        return nodes[0], nodes[1]
+        sizes = {"slab_bytes": slab_bytes}
+        return make_node("n1", transports, **sizes), make_node("n2", transports, **sizes)
 
     return make
 

@@ -6,7 +6,6 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -25,23 +24,8 @@ Eventually = Callable[[Callable[[], bool]], None]
 
 
 @pytest.fixture
-def pair(
-    make_agent: Callable[..., Any],
-    free_port: Callable[[], int],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> Pair:
-    monkeypatch.setenv("PERILUNE_HOME", str(tmp_path))
-    nodes = []
-    for name in ("n1", "n2"):
-        port = free_port()
-        agent = make_agent(
-            "--node-id", name, "--tcp", f"127.0.0.1:{port}", "--secret-folder", str(tmp_path),
-            "--transports", "tcp", slab_bytes=4 << 20,
-        )  # fmt: skip
-        agent.start()
-        nodes.append(Node(agent, agent.worker(f"w-{name}"), port))
-    return nodes[0], nodes[1]
+def pair(make_node: Callable[..., Node]) -> Pair:
+    return make_node("n1", "tcp", slab_bytes=4 << 20), make_node("n2", "tcp", slab_bytes=4 << 20)
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from certificates import Authority
@@ -23,28 +22,15 @@ MakePair = Callable[..., tuple[Node, Node]]
 
 
 @pytest.fixture
-def make_pair(
-    make_agent: Callable[..., Any],
-    free_port: Callable[[], int],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> MakePair:
-    monkeypatch.setenv("PERILUNE_HOME", str(tmp_path))
-
+def make_pair(make_node: Callable[..., Node]) -> MakePair:
     def make(*files: TlsFiles | None) -> tuple[Node, Node]:
         nodes = []
         for name, tls in zip(("n1", "n2"), files, strict=True):
-            port = free_port()
             given = [] if tls is None else [
                 "--transfer-tls-cert", str(tls.cert), "--transfer-tls-key", str(tls.key),
                 "--transfer-tls-ca", str(tls.ca),
             ]  # fmt: skip
-            agent = make_agent(
-                "--node-id", name, "--tcp", f"127.0.0.1:{port}", "--secret-folder", str(tmp_path),
-                "--transports", "tcp", *given, slab_bytes=4 << 20,
-            )  # fmt: skip
-            agent.start()
-            nodes.append(Node(agent, agent.worker(f"w-{name}"), port))
+            nodes.append(make_node(name, "tcp", *given, slab_bytes=4 << 20))
         return nodes[0], nodes[1]
 
     return make
