@@ -163,14 +163,12 @@ class Records:
         self._unannounced.clear()
         return len(self._buffer)
 
-    def take(self, most: int = MAX_PER_REPORT, *, announced: bool = False) -> list[Decision]:
-        """Up to `most` decisions, oldest first; `put_back` when they did not arrive. `announced`: a
-        part of a report that `announce` has begun.
+    def take(self, most: int = MAX_PER_REPORT) -> list[Decision]:
+        """Up to `most` decisions, oldest first, of the report that `announce` has begun; `put_back`
+        when they did not arrive.
 
         They are to be encoded at once: a running one goes on changing.
         """
-        if not announced:
-            self.announce()
         count = min(len(self._buffer), most)
         return [self._buffer.popleft().told() for _ in range(count)]
 

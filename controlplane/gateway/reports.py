@@ -96,7 +96,7 @@ class Reporter:
         token may wait."""
         left = min(self._records.announce(), MAX_PER_REPORT)
         at_once, encoded = max(AT_ONCE, ceil(left / MOST_BREATHS)), list[bytes]()
-        while some := self._records.take(min(at_once, left), announced=True):
+        while some := self._records.take(min(at_once, left)):
             left -= len(some)
             decisions += some
             ended += [one for one in some if one.status != "running"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from heartbeats import ControlPlane
+from reported import reported
 from two_nodes import BLOCK_TOKENS, TwoNodes, prompt
 
 from controlplane.nodes.schemas import HeartbeatReply
@@ -94,7 +95,7 @@ async def test_r15_decode_that_moves_ends_what_was_fetched_to_the_node_it_left(
     await asked
     stats = nodes.gateway.stats
     await eventually(lambda: stats.prefetches_cancelled == 1, "n2 is told")
-    record = nodes.gateway.records.take()[-1]
+    record = reported(nodes.gateway.records)[-1]
     assert record.decode_worker == "d2"
     await nothing_is_left(nodes, eventually)
     assert nodes.agents["n2"].stats().used_blocks < BLOCKS

@@ -12,6 +12,7 @@ import httpx2
 import msgspec
 import pytest
 from foreign_engines import Fabric, ForeignEngine
+from reported import reported
 
 from controlplane.decisions.schemas import Decision
 from controlplane.gateway.app import Gateway
@@ -35,7 +36,7 @@ class Rig:
 
     def records(self) -> list[Decision]:
         """As the control plane would read them."""
-        taken = self.gateway.records.take()
+        taken = reported(self.gateway.records)
         return [Decision.model_validate_json(msgspec.json.encode(one)) for one in taken]
 
 

@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
+from reported import reported
 
 from controlplane.gateway import recording
 from controlplane.gateway.recording import Recording, Sampler, recording_of
@@ -40,7 +41,7 @@ def test_one_in_so_many_of_those_that_end_well_and_all_others() -> None:
     records, rule = Records(Stats()), Recording(one_in=10)
     for number in range(100):
         run(records, number, rule, "failed" if number % 25 == 3 else "finished_stop")
-    sent = records.take()
+    sent = reported(records)
     well = [d for d in sent if d.status == "finished_stop"]
     assert len(well) == 10
     assert {d.sampled_one_in for d in well} == {10}
@@ -55,7 +56,7 @@ def test_a_running_one_that_will_not_be_kept_is_not_announced() -> None:
     records, rule = Records(Stats()), Recording(one_in=2)
     for number in range(4):
         records.begin(decision(f"r{number}"), rule)
-    assert [d.request_id for d in records.take()] == ["r0", "r2"]
+    assert [d.request_id for d in reported(records)] == ["r0", "r2"]
 
 
 @pytest.mark.parametrize(("kept", "tokens"), [("none", None), ("keys", None), ("tokens", TOKENS)])
@@ -95,9 +96,9 @@ def test_a_late_report_sends_the_record_again_without_its_prompt() -> None:
     records.sampler.add_prompt(record, rule, b"n" * 32, 16, KEYS, TOKENS)
     entry.has_agent = True
     records.end(entry, 1.0)
-    first = records.take()
+    first = reported(records)
     records.put_back(first)  # did not arrive
-    assert records.take()[0].prompt is not None
+    assert reported(records)[0].prompt is not None
     records.arrived(first)
     assert record.prompt is None
 

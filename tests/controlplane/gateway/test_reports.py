@@ -11,6 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from reported import reported
 
 from controlplane.decisions import schemas as decisions
 from controlplane.gateway import wire
@@ -100,9 +101,9 @@ class TestRecords:
                            computed_tokens=36))  # fmt: skip
         entry.decision.status = "finished_stop"
         records.end(entry, 10.0)
-        assert len(records.take()) == 1  # only the running one
+        assert len(reported(records)) == 1  # only the running one
         records.leg(report("r1", "kv_consumer", prompt_tokens=100, pool_hit_tokens=64))
-        (last,) = records.take()
+        (last,) = reported(records)
         assert (last.hit_tokens, last.prefill_leg.computed_tokens) == (64, 36)
         assert last.decode_leg.worker_id == "d1"
         assert (stats.prompt_tokens, stats.hit_tokens) == (100, 64)
@@ -114,7 +115,7 @@ class TestRecords:
         entry.expect_prefill("p1", lambda leg: learned.append(leg.computed_tokens))
         records.end(entry, 10.0)
         assert learned == [36]
-        assert len(records.take()) == 1
+        assert len(reported(records)) == 1
 
     def test_a_report_of_a_worker_that_failed_is_not_the_next_ones(self) -> None:
         records, learned = Records(Stats()), []
@@ -133,13 +134,13 @@ class TestRecords:
         entry = records.begin(decision("r1"))
         entry.expected = {"prefill"}
         records.end(entry, 10.0)
-        records.take()
+        reported(records)
         records.sweep(10.5)
-        assert records.take() == []
+        assert reported(records) == []
         records.sweep(11.1)
-        assert len(records.take()) == 1
+        assert len(reported(records)) == 1
         records.leg(report("r1", "kv_producer", prompt_tokens=9))  # late: sent again
-        assert records.take()[0].prefill_leg.prompt_tokens == 9
+        assert reported(records)[0].prefill_leg.prompt_tokens == 9
         records.sweep(30.0)
         assert records.num_joining == 0
 
@@ -179,10 +180,10 @@ class TestRecords:
             records.once(decision(f"r{i}"))
         assert records.num_buffered == MAX_BUFFERED
         assert stats.decisions_dropped == 10
-        batch = records.take()
+        batch = reported(records)
         assert len(batch) == 1000
         records.put_back(batch)
-        assert records.take()[0].request_id == "r10"
+        assert reported(records)[0].request_id == "r10"
 
 
 class TestWire:
@@ -266,7 +267,7 @@ async def test_what_a_failing_control_plane_did_not_take_keeps_its_order() -> No
     for i in range(50):
         records.end(records.begin(decision(f"r{i}")), 1.0)
     assert not await reporter(records, Sink(503)).flush()
-    assert [d.request_id for d in records.take()] == [f"r{i}" for i in range(50)]
+    assert [d.request_id for d in reported(records)] == [f"r{i}" for i in range(50)]
 
 
 async def test_a_request_that_ends_while_a_report_is_on_its_way_keeps_its_prompt() -> None:

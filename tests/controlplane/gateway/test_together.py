@@ -14,6 +14,7 @@ from typing import Any
 import httpx2
 import pytest
 from foreign_engines import Fabric, ForeignEngine
+from reported import reported
 
 from controlplane.core.health import FailedLeg
 from controlplane.gateway.app import Gateway
@@ -90,7 +91,7 @@ async def running(
 
 
 def last_decision(rig: Rig) -> Any:
-    return rig.gateway.records.take()[-1]
+    return reported(rig.gateway.records)[-1]
 
 
 @pytest.mark.parametrize("stream", [False, True])
