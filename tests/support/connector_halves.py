@@ -96,6 +96,12 @@ class Engine:
     def __init__(
         self, agent: Agent, worker_id: str, kv_role: str, spec_changes=None, settings=None
     ) -> None:
+        # Stores wait for what the agent says of them: a test of late answers says how long.
+        bounds = {
+            "call_timeout_seconds": 5.0,
+            "start_timeout_seconds": WAIT,
+            "store_step_seconds": 5.0,
+        }
         self.settings = ConnectorSettings(
             agent_socket=str(agent.socket),
             worker_id=worker_id,
@@ -103,7 +109,7 @@ class Engine:
             engine_block_tokens=ENGINE_BLOCK,
             kv_role=kv_role,
             model_id="m",
-            **({"call_timeout_seconds": 5.0, "start_timeout_seconds": WAIT} | (settings or {})),
+            **(bounds | (settings or {})),
         )
         self.agent = agent
         self.spec_changes = spec_changes or {}

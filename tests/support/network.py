@@ -66,11 +66,12 @@ class Host:
         self.run("nft", "add", "rule", "inet", _TABLE, "input", *rule.split())
 
     def lose(self, percent: float) -> None:
-        """Drop that share of what arrives, at random; 0 ends it."""
+        """Drop that share of what arrives, the last of each 100 / `percent`; 0 ends it. What arrives
+        are few and large pieces: by chance, none of some hundred would be dropped now and then."""
         self.heal()
         if percent:
-            share = round(percent * 100)
-            self.wall(f"numgen random mod 10000 < {share} drop")
+            period = round(100 / percent)
+            self.wall(f"numgen inc mod {period} {period - 1} drop")
 
     def drop_all(self) -> None:
         """Half-open: nothing arrives any more and nobody is told."""

@@ -183,6 +183,7 @@ class Storer:
         assert isinstance(body, PrepareStore)
         if not isinstance(reply, PreparedStore):
             return
+        self._queue = reply.write_queue
         if self.backlog.grant(body.owner, body.block_hashes[0], reply):
             self.publisher.start_retrying()
             return

@@ -143,8 +143,7 @@ class TestHalves:
         assert decode.run(TOKENS)[0] == 0
 
     def test_counts(self, agent, make_engine):
-        # What is late is kept for later, and counted then.
-        prefill = make_engine(settings={"store_step_seconds": 10.0})
+        prefill = make_engine()
         prefill.run(TOKENS)
         counts = prefill.worker.take_counts()
         assert counts["stored_blocks"] == 5

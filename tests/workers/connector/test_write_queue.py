@@ -125,7 +125,7 @@ class TestFullQueue:
 class TestSlowAgent:
     def test_a_stopped_agent_holds_no_step(self, halves_agent, make_engine):
         """And what it answers when it goes on is used."""
-        engine = make_engine()
+        engine = make_engine(settings={"store_step_seconds": 0.005})
         engine.run(TOKENS[:9], "warm")
         until(lambda: halves_agent.stats().stored_blocks_total == 1, "the first block")
         request, orders = engine.begin(TOKENS, "r2")
@@ -143,6 +143,17 @@ class TestSlowAgent:
         until(lambda: halves_agent.stats().stored_blocks_total == 5, "the late blocks")
         engine.scheduler.finish(request)
         until(lambda: not halves_agent.stats().num_owners, "pins that stay")
+
+    def test_a_late_answer_tells_how_full_the_queue_is(self, make_halves_agent, make_engine_at):
+        agent = make_halves_agent("--write-queue-blocks", "8")
+        engine = make_engine_at(agent, settings={"store_step_seconds": 0.005})
+        _, orders = engine.begin(TOKENS, "r")
+        agent.signal(signal.SIGSTOP)
+        try:
+            engine.worker.store(orders)
+        finally:
+            agent.signal(signal.SIGCONT)
+        until(lambda: engine.worker._storer.queue_share == 5 / 8, "the queue as it was then")
 
     def test_no_agent_keeps_nothing(self, halves_agent, make_engine):
         engine = make_engine()

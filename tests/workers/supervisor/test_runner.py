@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -92,7 +93,8 @@ async def test_one_that_never_answers_is_killed_and_says_so(bench: Bench) -> Non
     runner = bench.run(bench.component("a", "silent", limits=Limits(start_seconds=1.0)))
     runner.start()
     await bench.until(lambda: runner.state is ProcessState.FAILED)
-    assert runner.process.last_error == "not ready within 1 s"
+    # On a starved machine it gets more time, and what was seen meanwhile is said too.
+    assert re.match(r"not ready within [1-5] s($|: )", runner.process.last_error)
 
 
 async def test_one_that_does_nothing_any_more_is_replaced(bench: Bench) -> None:
