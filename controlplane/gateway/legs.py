@@ -81,6 +81,11 @@ class LegRequest(msgspec.Struct):
         """At once where a connection is kept; else `LegSender` sends it."""
         self.sent = self.worker.upstream.send_now(self.request, wants_piece=wants_piece)
 
+    def abort(self) -> None:
+        """For one who has sent it and will not wait for its reply."""
+        if self.sent is not None:
+            self.sent.abort()
+
 
 class LegSender:
     """Sends bodies to workers. Raises `LegError`, or `ClientFault` for a 4xx."""

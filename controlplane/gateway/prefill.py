@@ -90,7 +90,11 @@ async def _try(run: Running, worker: WorkerState, priced: Priced) -> PrefillRepl
         begin(run, worker, priced)
         return await hedged(run, leg, priced)
     leg.send_now()
-    begin(run, worker, priced)
+    try:
+        begin(run, worker, priced)
+    except BaseException:
+        leg.abort()
+        raise
     try:
         _, answer = await context.sender.exchange(leg, context.settings.timeouts.prefill)
         reply = prefill_reply(answer, foreign=row.handshake == "nixl")

@@ -16,6 +16,8 @@ import pytest
 from agent_process import AgentProcess
 from msgspec.structs import replace as changed
 
+from controlplane.gateway import decode as decode_module
+from controlplane.gateway import prefill as prefill_module
 from controlplane.gateway import walk as walk_module
 from controlplane.gateway import watch
 from controlplane.gateway.app import Gateway
@@ -85,6 +87,34 @@ async def test_a02_a_cancel_in_the_gap_between_the_legs_is_owned_by_the_gateway(
     metrics = (await rig.client.get("/metrics")).text
     assert "perilune_gateway_cancelled_total 1\n" in metrics
     assert rig.decode_bodies() == []
+
+
+@pytest.mark.parametrize(("leg", "name"), [("prefill", "p1"), ("decode", "d1")])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_leg_that_is_sent_is_taken_back_where_its_books_cannot_be_kept(
+    rig: Any,
+    eventually: Eventually,
+    monkeypatch: pytest.MonkeyPatch,
+    leg: str,
+    name: str,
+    stream: bool,
+) -> None:
+    rig.workers = ("p1:prefill", "d1:decode")
+    await rig.start()
+    await rig.complete(prompt=PROMPT)  # since then there is a connection to send on at once
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("no books")
+
+    module = {"prefill": prefill_module, "decode": decode_module}[leg]
+    monkeypatch.setattr(module, "begin", broken)
+    rig.api(name).faults.set(Faults(hang=True))
+    answer = await rig.complete(prompt=PROMPT, stream=stream)
+    assert answer.status_code == 500
+    counters = rig.api(name).worker.counters
+    await eventually(lambda: counters.requests == 2, "it was sent")
+    await eventually(lambda: counters.running == 0, "and taken back")
+    assert rig.gateway.stats.in_flight == 0
 
 
 async def test_a03_what_a_prefill_pins_after_its_client_left_is_released_too(
