@@ -13,8 +13,6 @@ A tokenizer that is not known to keep these rules is given whole texts.
 """
 
 import re
-from collections.abc import Iterator
-from itertools import pairwise
 from typing import Any, Final
 
 CHUNK_CHARS: Final = 512
@@ -93,17 +91,20 @@ class Segmenter:
         return cut
 
 
-def _chunks(text: str) -> Iterator[str]:
+def _chunks(text: str) -> list[str]:
     """Places depend on what stands before them only, so that equal heads give equal chunks."""
-    places = [0]
+    chunks: list[str] = []
+    begun, length, find = 0, len(text), _SAFE_CUT.search
     for step in (CHUNK_CHARS, FINE_CHARS):
-        while (start := places[-1] + step) < len(text):
-            found = _SAFE_CUT.search(text, start, start + MAX_GAP_CHARS)
+        while (start := begun + step) < length:
+            found = find(text, start, start + MAX_GAP_CHARS)
             if found is None:
                 break
-            places.append(found.start())
-    places.append(len(text))
-    return (text[a:b] for a, b in pairwise(places) if a < b)
+            place = found.start()
+            chunks.append(text[begun:place])
+            begun = place
+    chunks.append(text[begun:])
+    return chunks
 
 
 def _added_pattern(added: list[dict[str, Any]], spec: dict[str, Any]) -> re.Pattern[str] | None:

@@ -33,14 +33,12 @@ class TokenCache:
 
     def get_all(self, tag: int, texts: Sequence[str]) -> "list[array[int] | None]":
         """Of each text, in order."""
-        entries, use = self._entries, self._entries.move_to_end
-        found = []
-        for text in texts:
-            key = (tag, text)
-            ids = entries.get(key)
+        keys = [(tag, text) for text in texts]
+        found = list(map(self._entries.get, keys))
+        use = self._entries.move_to_end
+        for key, ids in zip(keys, found, strict=True):
             if ids is not None:
                 use(key)
-            found.append(ids)
         return found
 
     def put(self, tag: int, text: str, tokens: "array[int]") -> None:
