@@ -144,8 +144,9 @@ class Gateway:
         self._client = ApiClient(settings.control_plane, settings.token)
         self._follower = ViewFollower(self._client, settings.gateway_id, self.cluster.apply)
         self._reporter = Reporter(
-            self._client, settings.gateway_id, self.announced, self.records, self._report_stats
-        )
+            self._client, settings.gateway_id, self.announced, self.records,
+            lambda: self.cluster.view.revision, self.export_stats,
+        )  # fmt: skip
         self._last("view", self._follower.run)
         self._last("reports", self._reporter.run)
 
@@ -161,7 +162,7 @@ class Gateway:
             self.records.sweep(inf)  # no leg's report is waited for now
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(2.0):
-                    while await self._reporter.flush() and self.records.num_buffered:
+                    while await self._reporter.flush(last=True) and self.records.num_buffered:
                         pass
         await self._agents.close()
         await self._bootstraps.close()
@@ -421,9 +422,6 @@ class Gateway:
     def export_stats(self) -> GatewayStats:
         index_blocks = self.cluster.index.num_blocks()
         return self.stats.export(self.cluster.loads(), index_blocks, rss_bytes())
-
-    def _report_stats(self) -> tuple[int, GatewayStats]:
-        return self.cluster.view.revision, self.export_stats()
 
     def _extra(self) -> Extra:
         stats = self.stats

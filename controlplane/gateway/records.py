@@ -19,7 +19,8 @@ JOIN_SECONDS = 1.0
 """How long a finished record waits for its legs' reports before it is sent without."""
 LATE_SECONDS = 15.0
 """How long after that a late report still joins (the record is sent again)."""
-MAX_PER_REPORT = 1000
+MAX_PER_REPORT = 250
+"""Some 400 kB, which are written at once; more than so many in a quarter of a second are several."""
 
 
 _ALL = Recording()
@@ -93,7 +94,8 @@ class Records:
             self._unannounced[decision.request_id] = entry
         if len(self._joining) > MAX_JOINING:
             _, oldest = self._joining.popitem(last=False)
-            self._send(oldest)
+            if oldest.finished_at is not None:
+                self._forget(oldest)
         self.on_news()
         return entry
 
@@ -101,6 +103,7 @@ class Records:
         """The request is over; its record goes out when its legs have reported, or soon."""
         entry.finished_at = now
         entry.due = now + JOIN_SECONDS
+        self._unannounced.pop(entry.decision.request_id, None)  # to be told once, when it is whole
         if "prefill" not in entry.expected:
             entry.on_prefill_leg = None
         if not entry.expected:

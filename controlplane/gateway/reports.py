@@ -1,9 +1,10 @@
-"""Reports to the control plane: statistics and decisions, every 250 ms when there is news."""
+"""Reports to the control plane: decisions, every 250 ms when there are some, and statistics."""
 
 import asyncio
 import os
 from collections.abc import Callable
 from math import ceil
+from time import monotonic
 from urllib.parse import quote
 
 import msgspec
@@ -18,6 +19,9 @@ log = structlog.get_logger(__name__)
 
 NEWS_SECONDS = 0.25
 QUIET_SECONDS = 1.0
+STATISTICS_SECONDS = 1.0
+"""How old those of a report may be: with many workers they take a while to put together, and nobody
+looks at them more often."""
 LONGEST_PAUSE_SECONDS = 5.0
 TIMEOUT_SECONDS = 5.0
 AT_ONCE = 4
@@ -37,13 +41,17 @@ class Reporter:
         gateway_id: str,
         url: str,
         records: Records,
-        stats: Callable[[], tuple[int, GatewayStats]],
+        revision: Callable[[], int],
+        stats: Callable[[], GatewayStats],
     ) -> None:
         self._client = client
         self._path = f"/api/v1/gateways/{quote(gateway_id)}/report"
         self._url = url
         self._records = records
+        self._revision = revision
         self._stats = stats
+        self._latest: GatewayStats | None = None
+        self._latest_at = 0.0
         self._news = asyncio.Event()
         records.on_news = self._news.set
 
@@ -57,7 +65,10 @@ class Reporter:
             await self._wait()
 
     async def _wait(self) -> None:
-        """A quarter of a second, then until there is news, a second in all."""
+        """A quarter of a second, unless another report is full already; then until there is news, a
+        second in all."""
+        if self._records.num_buffered >= MAX_PER_REPORT:
+            return
         await asyncio.sleep(NEWS_SECONDS)
         if self._records.num_buffered:
             return
@@ -68,12 +79,14 @@ class Reporter:
         except TimeoutError:
             return
 
-    async def flush(self) -> bool:
-        """Send one report; what did not arrive is kept for the next one."""
+    async def flush(self, *, last: bool = False) -> bool:
+        """Send one report; what did not arrive is kept for the next one. The `last` ones have the
+        statistics as they are now."""
         decisions: list[Decision] = []
         ended: list[Decision] = []
         try:
-            status, body = await self._send(await self._encoded(decisions, ended))
+            encoded = await self._encoded(decisions, ended)
+            status, body = await self._send(encoded, self._statistics(may_be_old=not last))
         except UpstreamError as error:
             self._records.put_back(decisions)
             log.debug("report_failed", error=str(error))
@@ -104,9 +117,15 @@ class Reporter:
             await asyncio.sleep(BREATH_SECONDS)
         return encoded
 
-    async def _send(self, encoded: list[bytes]) -> tuple[int, bytes]:
-        revision, stats = self._stats()
-        start = _encode(Report(self._url, os.getpid(), revision, stats))
+    def _statistics(self, *, may_be_old: bool) -> GatewayStats:
+        now, known = monotonic(), self._latest
+        if known is None or not may_be_old or now - self._latest_at >= STATISTICS_SECONDS:
+            known, self._latest_at = self._stats(), now
+            self._latest = known
+        return known
+
+    async def _send(self, encoded: list[bytes], stats: GatewayStats) -> tuple[int, bytes]:
+        start = _encode(Report(self._url, os.getpid(), self._revision(), stats))
         await asyncio.sleep(BREATH_SECONDS)
         body = _with_decisions(start, encoded)
         return await self._client.call("POST", self._path, body, seconds=TIMEOUT_SECONDS)

@@ -6,14 +6,16 @@ import base64
 import zlib
 from array import array
 from datetime import UTC, datetime
+from math import inf
 from typing import Any
 
 import pytest
 from reported import reported
 
 from controlplane.gateway import recording
+from controlplane.gateway import records as records_module
 from controlplane.gateway.recording import Recording, Sampler, recording_of
-from controlplane.gateway.records import Records
+from controlplane.gateway.records import JOIN_SECONDS, Records
 from controlplane.gateway.stats import Stats
 from controlplane.gateway.wire import Decision
 from controlplane.policies.schemas import RecordsSpec
@@ -57,6 +59,51 @@ def test_a_running_one_that_will_not_be_kept_is_not_announced() -> None:
     for number in range(4):
         records.begin(decision(f"r{number}"), rule)
     assert [d.request_id for d in reported(records)] == ["r0", "r2"]
+
+
+def test_one_that_has_ended_and_waits_for_its_legs_reports_is_told_once() -> None:
+    records = Records(Stats())
+    running, ended = (records.begin(decision(name)) for name in ("running", "ended"))
+    for entry in (running, ended):
+        entry.expected, entry.has_agent = {"prefill"}, True
+    ended.decision.status = "finished_stop"
+    records.end(ended, 1.0)
+    assert [d.request_id for d in reported(records)] == ["running"]
+    records.sweep(1.0 + JOIN_SECONDS)
+    assert [d.request_id for d in reported(records)] == ["ended"]
+
+
+def test_more_than_may_wait_for_late_reports_are_told_once_all_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(records_module, "MAX_JOINING", 10)
+    records, told = Records(Stats()), []
+    for number in range(50):
+        entry = records.begin(decision(f"r{number}"))
+        entry.expected, entry.has_agent = {"prefill"}, True
+        entry.decision.status = "finished_stop"
+        records.end(entry, float(number))
+        records.sweep(float(number))
+        told += reported(records)
+    records.sweep(inf)
+    told += reported(records)
+    assert sorted(d.request_id for d in told) == sorted(f"r{number}" for number in range(50))
+    assert records.num_joining <= 10
+
+
+def test_one_of_too_many_that_run_is_told_and_counted_when_it_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(records_module, "MAX_JOINING", 2)
+    stats = Stats()
+    records = Records(stats)
+    entries = [records.begin(decision(f"r{number}")) for number in range(5)]
+    assert [d.status for d in reported(records)] == ["running"] * 5
+    for entry in entries:
+        entry.decision.status, entry.decision.prompt_tokens = "finished_stop", 7
+        records.end(entry, 1.0)
+    assert [d.status for d in reported(records)] == ["finished_stop"] * 5
+    assert stats.prompt_tokens == 35
 
 
 @pytest.mark.parametrize(("kept", "tokens"), [("none", None), ("keys", None), ("tokens", TOKENS)])

@@ -14,7 +14,7 @@ import pytest
 from reported import reported
 
 from controlplane.decisions import schemas as decisions
-from controlplane.gateway import wire
+from controlplane.gateway import reports, wire
 from controlplane.gateway.recording import Recording
 from controlplane.gateway.records import MAX_BUFFERED, MAX_PER_REPORT, Records
 from controlplane.gateway.reports import MOST_BREATHS, Reporter
@@ -101,7 +101,7 @@ class TestRecords:
                            computed_tokens=36))  # fmt: skip
         entry.decision.status = "finished_stop"
         records.end(entry, 10.0)
-        assert len(reported(records)) == 1  # only the running one
+        assert reported(records) == []
         records.leg(report("r1", "kv_consumer", prompt_tokens=100, pool_hit_tokens=64))
         (last,) = reported(records)
         assert (last.hit_tokens, last.prefill_leg.computed_tokens) == (64, 36)
@@ -181,7 +181,7 @@ class TestRecords:
         assert records.num_buffered == MAX_BUFFERED
         assert stats.decisions_dropped == 10
         batch = reported(records)
-        assert len(batch) == 1000
+        assert len(batch) == MAX_PER_REPORT
         records.put_back(batch)
         assert reported(records)[0].request_id == "r10"
 
@@ -240,12 +240,12 @@ class Sink:
 
 def reporter(records: Records, sink: Sink) -> Reporter:
     made: Any = sink
-    return Reporter(made, "g", "http://x", records, lambda: (1, made_stats()))
+    return Reporter(made, "g", "http://x", records, lambda: 1, made_stats)
 
 
 async def test_requests_run_while_a_report_is_put_together() -> None:
     records, sink, turns = Records(Stats()), Sink(), 0
-    for i in range(400):
+    for i in range(MAX_PER_REPORT):
         records.end(records.begin(decision(f"r{i}")), 1.0)
 
     def turn() -> None:
@@ -258,8 +258,46 @@ async def test_requests_run_while_a_report_is_put_together() -> None:
     assert await reporter(records, sink).flush()
     assert turns >= 40
     (body,) = sink.bodies
-    assert [d["request_id"] for d in body["decisions"]] == [f"r{i}" for i in range(400)]
+    assert [d["request_id"] for d in body["decisions"]] == [f"r{i}" for i in range(MAX_PER_REPORT)]
     assert records.num_buffered == 0
+
+
+async def test_a_full_report_does_not_wait_for_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reports, "NEWS_SECONDS", 3600.0)
+    records, sink = Records(Stats()), Sink()
+    for i in range(3 * MAX_PER_REPORT + 1):
+        records.once(decision(f"r{i}"))
+    running = asyncio.create_task(reporter(records, sink).run())
+    try:
+        async with asyncio.timeout(20):
+            while len(sink.bodies) < 3:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.1)
+    finally:
+        running.cancel()
+    assert [len(body["decisions"]) for body in sink.bodies] == [MAX_PER_REPORT] * 3
+    assert records.num_buffered == 1
+
+
+async def test_statistics_are_put_together_each_second_and_for_the_last_report(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = 0
+
+    def stats() -> wire.GatewayStats:
+        nonlocal made
+        made += 1
+        return msgspec.structs.replace(made_stats(), requests_total=made)
+
+    sink: Any = Sink()
+    reporter = Reporter(sink, "g", "http://x", Records(Stats()), lambda: 1, stats)
+    monkeypatch.setattr(reports, "STATISTICS_SECONDS", 3600.0)
+    assert await reporter.flush()
+    assert await reporter.flush()
+    assert await reporter.flush(last=True)
+    monkeypatch.setattr(reports, "STATISTICS_SECONDS", 0.0)
+    assert await reporter.flush()
+    assert [body["stats"]["requests_total"] for body in sink.bodies] == [1, 1, 2, 3]
 
 
 async def test_what_a_failing_control_plane_did_not_take_keeps_its_order() -> None:
