@@ -207,7 +207,7 @@ def begin(run: Running, worker: WorkerState) -> None:
     if not context.cluster.health.is_sound:
         context.cluster.health.started(row.id, now)
     if run.record is not None and context.agents.follows(row.node_id):
-        run.record.expected.add("decode")
+        run.record.expects_decode = True
         run.record.has_agent = True
 
 

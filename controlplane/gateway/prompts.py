@@ -29,19 +29,20 @@ _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cl
             "mask_token")  # fmt: skip
 MAX_WAIT_SECONDS = 2.0
 """For the thread; a request goes on without ids after that."""
-_NO_TOKENS = (array("i"), array("i"))
+_NO_TOKENS = (b"", b"")
 _UNKNOWN_LENGTH = ("truncate_prompt_tokens", "prompt_embeds", "chat_template")
 
 
 class Prompt:
     """One prompt in pieces that are tokenised apart; `head` and `tail` are the special tokens that
-    the tokenizer puts around a text. `ids` are the pieces', as far as they are known."""
+    the tokenizer puts around a text. `ids` are the pieces', as far as they are known; all are the bytes
+    of an array of typecode "i"."""
 
     __slots__ = ("head", "ids", "pieces", "tail")
 
-    def __init__(self, pieces: list[str], head: "array[int]", tail: "array[int]") -> None:
+    def __init__(self, pieces: list[str], head: bytes, tail: bytes) -> None:
         self.pieces = pieces
-        self.ids: list[array[int] | None] = []
+        self.ids: list[bytes | None] = []
         self.head = head
         self.tail = tail
 
@@ -108,12 +109,12 @@ class PromptTokenizer:
                     unknown.update([(piece, None) for piece, ids in both if ids is None])
         return list(unknown)
 
-    def encode_pieces(self, pieces: list[str]) -> "list[array[int]]":
+    def encode_pieces(self, pieces: list[str]) -> list[bytes]:
         """The costly step: about 0.3 ms a thousand characters. Touches no cache."""
         encoded = self._tokenizer.encode_batch_fast(pieces, add_special_tokens=False)
-        return [array("i", one.ids) for one in encoded]
+        return [array("i", one.ids).tobytes() for one in encoded]
 
-    def learn(self, pieces: list[str], tokens: "list[array[int]]") -> None:
+    def learn(self, pieces: list[str], tokens: list[bytes]) -> None:
         for piece, ids in zip(pieces, tokens, strict=True):
             self._cache.put(self._tag, piece, ids)
 
@@ -133,7 +134,7 @@ class PromptTokenizer:
                     known = self._cache.get(self._tag, piece)
                     ids[i] = self.encode_pieces([piece])[0] if known is None else known
         joined = array("i")
-        joined.frombytes(b"".join((prompt.head, *cast("list[array[int]]", ids), prompt.tail)))
+        joined.frombytes(b"".join((prompt.head, *cast("list[bytes]", ids), prompt.tail)))
         return joined
 
     # --- from a body's fields to pieces ---
@@ -166,7 +167,7 @@ class PromptTokenizer:
 
     # --- what is found out when it is loaded ---
 
-    def _special_tokens(self) -> "tuple[array[int], array[int]]":
+    def _special_tokens(self) -> tuple[bytes, bytes]:
         """What the post-processor puts before and after a text. Raises ValueError."""
         found: set[tuple[tuple[int, ...], tuple[int, ...]]] = set()
         for text in ("a", "harbour 12"):
@@ -179,12 +180,12 @@ class PromptTokenizer:
         if len(found) != 1:
             raise ValueError("its post-processor puts different tokens around different texts")
         head, tail = found.pop()
-        return array("i", head), array("i", tail)
+        return array("i", head).tobytes(), array("i", tail).tobytes()
 
     def _checked(self, segmenter: Segmenter) -> Segmenter:
         """Tried on a text of many kinds; one that fails is not used (whole texts are, then)."""
         pieces = segmenter.segments(PROBE)
-        joined = [t for ids in self.encode_pieces(pieces) for t in ids]
+        joined = array("i", b"".join(self.encode_pieces(pieces))).tolist()
         if joined == self.encode(PROBE, add_special_tokens=False):
             return segmenter
         log.warning("tokenizer_not_cut", effect="token ids are cached by whole text only")
@@ -271,13 +272,13 @@ class Tokenizers:
 
     def _encode(
         self, tokenizer: PromptTokenizer, pieces: list[str], chars: int
-    ) -> "asyncio.Future[list[array[int]]]":
+    ) -> "asyncio.Future[list[bytes]]":
         """In the thread; what comes of it is cached, whoever still waits."""
         self.pending_chars += chars
         loop = asyncio.get_running_loop()
         job = loop.run_in_executor(self.thread, tokenizer.encode_pieces, pieces)
 
-        def done(_: "asyncio.Future[list[array[int]]]") -> None:
+        def done(_: "asyncio.Future[list[bytes]]") -> None:
             self.pending_chars -= chars
             if not job.cancelled() and job.exception() is None:
                 tokenizer.learn(pieces, job.result())

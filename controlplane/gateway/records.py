@@ -26,12 +26,13 @@ MAX_PER_REPORT = 250
 _ALL = Recording()
 
 
-class Joining(msgspec.Struct, eq=False):
+class Joining(msgspec.Struct, eq=False, gc=False):
     """One request's record from its beginning until its legs' reports are there."""
 
     decision: Decision
     telling: Telling | None = None  # what is still to be put into words
-    expected: set[str] = set()  # legs whose report may still come
+    expects_prefill: bool = False  # leg 1's report may still come
+    expects_decode: bool = False
     finished_at: float | None = None
     due: float = 0.0
     sent: bool = False
@@ -40,6 +41,11 @@ class Joining(msgspec.Struct, eq=False):
     trace: Trace | None = None
     kept: bool = True  # or only if it ends badly
 
+    @property
+    def is_whole(self) -> bool:
+        """No leg's report is to be waited for."""
+        return not (self.expects_prefill or self.expects_decode)
+
     def expect_prefill(self, worker_id: str, learn: Callable[[Leg], None]) -> None:
         """Leg 1 was answered: `learn` gets its worker's report, which may have been quicker."""
         self.has_agent = True
@@ -47,7 +53,7 @@ class Joining(msgspec.Struct, eq=False):
         if leg is not None and leg.worker_id == worker_id:
             learn(leg)
             return
-        self.expected.add("prefill")
+        self.expects_prefill = True
         self.on_prefill_leg = learn
 
     def told(self) -> Decision:
@@ -104,9 +110,9 @@ class Records:
         entry.finished_at = now
         entry.due = now + JOIN_SECONDS
         self._unannounced.pop(entry.decision.request_id, None)  # to be told once, when it is whole
-        if "prefill" not in entry.expected:
+        if not entry.expects_prefill:
             entry.on_prefill_leg = None
-        if not entry.expected:
+        if entry.is_whole:
             self._send(entry)
             if not entry.has_agent:
                 self._joining.pop(entry.decision.request_id, None)
@@ -131,13 +137,13 @@ class Records:
                 return  # another worker serves it
             decision.prefill_leg = leg
             decision.hit_tokens = leg.device_hit_tokens + leg.pool_hit_tokens
-            entry.expected.discard("prefill")
+            entry.expects_prefill = False
             if entry.on_prefill_leg is not None:
                 entry.on_prefill_leg(leg)
         else:
             decision.decode_leg = _joined(decision.decode_leg, report, decision.decode_worker)
-            entry.expected.discard("decode")
-        if entry.sent or (entry.finished_at is not None and not entry.expected):
+            entry.expects_decode = False
+        if entry.sent or (entry.finished_at is not None and entry.is_whole):
             self._send(entry)
 
     def sweep(self, now: float) -> None:

@@ -298,7 +298,7 @@ class Running:
         if self.plan.held.keys:
             self._record_prompt()
         if decision.status not in _COMPLETE:
-            record.expected.clear()
+            record.expects_prefill = record.expects_decode = False
         self.context.records.end(record, now)
 
 

@@ -1,15 +1,15 @@
 """Token ids of pieces of text, the most recently used ones, bounded by bytes.
 
-Ids are arrays of typecode "i": as block hashes take them, and joined by a copy.
+Ids are the bytes of an array of typecode "i": as block hashes take them, joined by a copy, and
+nothing that the collector would look at.
 """
 
-from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
 
 DEFAULT_BYTES: Final = 32 * 1024 * 1024
-_ENTRY_BYTES: Final = 320  # measured: dict entry, key tuple, two object heads
+_ENTRY_BYTES: Final = 210  # measured: dict entry with its links, two object heads
 _CHAR_BYTES: Final = 2
 
 
@@ -19,45 +19,44 @@ class TokenCache:
     def __init__(self, max_bytes: int = DEFAULT_BYTES) -> None:
         self.max_bytes = max_bytes
         self.num_bytes = 0
-        self._entries: OrderedDict[tuple[int, str], array[int]] = OrderedDict()
+        self._by_tag: dict[int, OrderedDict[str, bytes]] = {}
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return sum(map(len, self._by_tag.values()))
 
-    def get(self, tag: int, text: str) -> "array[int] | None":
-        key = (tag, text)
-        found = self._entries.get(key)
-        if found is not None:
-            self._entries.move_to_end(key)
-        return found
+    def get(self, tag: int, text: str) -> bytes | None:
+        return self.get_all(tag, [text])[0]
 
-    def get_all(self, tag: int, texts: Sequence[str]) -> "list[array[int] | None]":
+    def get_all(self, tag: int, texts: Sequence[str]) -> list[bytes | None]:
         """Of each text, in order."""
-        keys = [(tag, text) for text in texts]
-        found = list(map(self._entries.get, keys))
-        use = self._entries.move_to_end
-        for key, ids in zip(keys, found, strict=True):
+        entries = self._by_tag.get(tag)
+        if entries is None:
+            return [None] * len(texts)
+        found = list(map(entries.get, texts))
+        use = entries.move_to_end
+        for text, ids in zip(texts, found, strict=True):
             if ids is not None:
-                use(key)
+                use(text)
         return found
 
-    def put(self, tag: int, text: str, tokens: "array[int]") -> None:
-        """One that is larger than a quarter of all is not kept."""
-        size = _size(text, tokens)
-        key = (tag, text)
-        if size > self.max_bytes // 4 or key in self._entries:
+    def put(self, tag: int, text: str, ids: bytes) -> None:
+        """One that is larger than a quarter of all is not kept. Where room is wanted, the tokenizer
+        with most pieces gives its oldest."""
+        size = _size(text, ids)
+        entries = self._by_tag.setdefault(tag, OrderedDict())
+        if size > self.max_bytes // 4 or text in entries:
             return
-        self._entries[key] = tokens
+        entries[text] = ids
         self.num_bytes += size
         while self.num_bytes > self.max_bytes:
-            (_, old), gone = self._entries.popitem(last=False)
+            old, gone = max(self._by_tag.values(), key=len).popitem(last=False)
             self.num_bytes -= _size(old, gone)
 
     def forget(self, tag: int) -> None:
         """A tokenizer that is gone."""
-        for key in [key for key in self._entries if key[0] == tag]:
-            self.num_bytes -= _size(key[1], self._entries.pop(key))
+        for text, ids in self._by_tag.pop(tag, {}).items():
+            self.num_bytes -= _size(text, ids)
 
 
-def _size(text: str, tokens: "array[int]") -> int:
-    return _ENTRY_BYTES + _CHAR_BYTES * len(text) + 4 * len(tokens)
+def _size(text: str, ids: bytes) -> int:
+    return _ENTRY_BYTES + _CHAR_BYTES * len(text) + len(ids)

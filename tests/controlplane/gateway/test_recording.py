@@ -65,7 +65,7 @@ def test_one_that_has_ended_and_waits_for_its_legs_reports_is_told_once() -> Non
     records = Records(Stats())
     running, ended = (records.begin(decision(name)) for name in ("running", "ended"))
     for entry in (running, ended):
-        entry.expected, entry.has_agent = {"prefill"}, True
+        entry.expects_prefill = entry.has_agent = True
     ended.decision.status = "finished_stop"
     records.end(ended, 1.0)
     assert [d.request_id for d in reported(records)] == ["running"]
@@ -80,7 +80,7 @@ def test_more_than_may_wait_for_late_reports_are_told_once_all_the_same(
     records, told = Records(Stats()), []
     for number in range(50):
         entry = records.begin(decision(f"r{number}"))
-        entry.expected, entry.has_agent = {"prefill"}, True
+        entry.expects_prefill = entry.has_agent = True
         entry.decision.status = "finished_stop"
         records.end(entry, float(number))
         records.sweep(float(number))

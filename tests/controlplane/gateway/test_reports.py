@@ -96,7 +96,7 @@ class TestRecords:
         stats = Stats()
         records = Records(stats)
         entry = records.begin(decision("r1"))
-        entry.expected = {"prefill", "decode"}
+        entry.expects_prefill = entry.expects_decode = True
         records.leg(report("r1", "kv_producer", prompt_tokens=100, pool_hit_tokens=64,
                            computed_tokens=36))  # fmt: skip
         entry.decision.status = "finished_stop"
@@ -132,7 +132,7 @@ class TestRecords:
     def test_a_missing_report_is_not_waited_for_long(self) -> None:
         records = Records(Stats())
         entry = records.begin(decision("r1"))
-        entry.expected = {"prefill"}
+        entry.expects_prefill = True
         records.end(entry, 10.0)
         reported(records)
         records.sweep(10.5)
@@ -336,7 +336,7 @@ async def test_the_last_report_has_all_records_that_are_there(rig: Any) -> None:
     await rig.start()
     records = rig.gateway.records
     entry = records.begin(decision("waits"))
-    entry.expected, entry.has_agent = {"prefill"}, True
+    entry.expects_prefill = entry.has_agent = True
     entry.decision.status = "finished_stop"
     records.end(entry, time.monotonic())
     for i in range(MAX_PER_REPORT + 100):
