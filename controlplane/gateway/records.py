@@ -19,8 +19,8 @@ JOIN_SECONDS = 1.0
 """How long a finished record waits for its legs' reports before it is sent without."""
 LATE_SECONDS = 15.0
 """How long after that a late report still joins (the record is sent again)."""
-MAX_PER_REPORT = 250
-"""Some 400 kB, which are written at once; more than so many in a quarter of a second are several."""
+MAX_PER_REPORT = 100
+"""Some 160 kB, which are written at once; more than so many in a quarter of a second are several."""
 
 
 _ALL = Recording()

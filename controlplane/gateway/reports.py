@@ -25,10 +25,11 @@ looks at them more often."""
 LONGEST_PAUSE_SECONDS = 5.0
 TIMEOUT_SECONDS = 5.0
 AT_ONCE = 4
-"""Records told between two breaths: some 0.05 ms. More where a report has very many, for one must be
-told before the next is due, also when each breath is long because the machine is busy."""
+"""Records told between two breaths: some 0.05 ms. More where very many wait: each breath is long while the
+machine is busy, and records would come faster than they are told."""
+MOST_BREATHS = 64
+"""For all that wait."""
 BREATH_SECONDS = 0.001
-MOST_BREATHS = 32
 _encode = msgspec.json.Encoder().encode
 
 
@@ -85,7 +86,8 @@ class Reporter:
         decisions: list[Decision] = []
         ended: list[Decision] = []
         try:
-            encoded = await self._encoded(decisions, ended)
+            at_once = MAX_PER_REPORT if last else AT_ONCE  # after the last request nobody waits
+            encoded = await self._encoded(decisions, ended, at_once)
             status, body = await self._send(encoded, self._statistics(may_be_old=not last))
         except UpstreamError as error:
             self._records.put_back(decisions)
@@ -102,13 +104,16 @@ class Reporter:
             log.warning("report_refused", status=status, reply=body[:300].decode(errors="replace"))
         return status < 300
 
-    async def _encoded(self, decisions: list[Decision], ended: list[Decision]) -> list[bytes]:
+    async def _encoded(
+        self, decisions: list[Decision], ended: list[Decision], at_once: int
+    ) -> list[bytes]:
         """All there are for one report, which go into `decisions` too, and into `ended` what is told
         of as ended: the others may end before the report is there. Requests run in between, and
         so do workers on this machine: to put a second's records into words takes longer than a first
         token may wait."""
-        left = min(self._records.announce(), MAX_PER_REPORT)
-        at_once, encoded = max(AT_ONCE, ceil(left / MOST_BREATHS)), list[bytes]()
+        waiting = self._records.announce()
+        left, encoded = min(waiting, MAX_PER_REPORT), list[bytes]()
+        at_once = max(at_once, ceil(waiting / MOST_BREATHS))
         while some := self._records.take(min(at_once, left)):
             left -= len(some)
             decisions += some
