@@ -98,7 +98,7 @@ class AsyncAgentClient:
         self, body: RequestBody, expected: type[R], timeout_seconds: float | None = None
     ) -> R:
         """Send a request and wait for its reply. AgentUnavailableError, RefusedError."""
-        (reply,) = await self._answers([body], timeout_seconds)
+        reply = await self._answer(body, timeout_seconds)
         if isinstance(reply, Refused):
             raise RefusedError(reply.code, reply.message)
         if not isinstance(reply, expected):
@@ -106,19 +106,13 @@ class AsyncAgentClient:
             raise ProtocolError(f"{type(reply).__name__} in answer to {type(body).__name__}")
         return reply
 
-    async def release_many(self, owners: Iterable[str]) -> None:
-        """In one round trip; refusals are passed over. AgentUnavailableError."""
-        await self._answers([Release(owner) for owner in owners])
-
-    async def _answers(
-        self, bodies: Sequence[RequestBody], timeout_seconds: float | None = None
-    ) -> list[ReplyBody]:
-        """To requests that go out together, in order. AgentUnavailableError, RefusedError."""
+    async def _answer(self, body: RequestBody, timeout_seconds: float | None = None) -> ReplyBody:
+        """AgentUnavailableError, RefusedError."""
         if self._calls is None and self._backoff.remaining_seconds:
             raise AgentUnavailableError(f"{self.address}: {self._last_error} (waiting to retry)")
         try:
             async with asyncio.timeout(timeout_seconds or self._timeout), self._lock:
-                return await self._exchange(bodies)
+                return await self._exchange(body)
         except (OSError, TimeoutError, ProtocolError, asyncio.IncompleteReadError) as error:
             await self._drop_calls()
             self._backoff.failed()
@@ -128,8 +122,9 @@ class AsyncAgentClient:
             await self._drop_calls()  # its reply must not meet the next request
             raise
 
-    async def release(self, owner: str) -> int:
-        return (await self.call(Release(owner), Done)).count
+    async def release(self, owner: str, *more: str) -> int:
+        """How many pins ended. Of several owners in one message."""
+        return (await self.call(Release(owner, list(more)), Done)).count
 
     async def renew(self, owners: Iterable[str]) -> int:
         return (await self.call(Renew(list(owners)), Done)).count
@@ -238,14 +233,14 @@ class AsyncAgentClient:
             elif isinstance(reply.body, Refused) and reply.seq != self._subscribed_by:
                 self._on_refused(reply.body)
 
-    async def _exchange(self, bodies: Sequence[RequestBody]) -> list[ReplyBody]:
+    async def _exchange(self, body: RequestBody) -> ReplyBody:
         if self._calls is not None and self._calls.has_ended:  # nothing of this was said on it
             await self._drop_calls()
         if self._calls is None:
             self._calls = await _Connection.open(self.address, self._hello, self._secret, self._tls)
             self.welcome = self._calls.welcome
             self._backoff.succeeded()
-        return await self._calls.exchange_all(bodies)
+        return await self._calls.exchange(body)
 
     async def _drop_calls(self) -> None:
         calls, self._calls = self._calls, None
@@ -329,23 +324,12 @@ class _Connection:
         return decode_reply(await self._reader.readexactly(frame_length(head)))
 
     async def exchange(self, body: RequestBody) -> ReplyBody:
-        (reply,) = await self.exchange_all([body])
-        return reply
-
-    async def exchange_all(self, bodies: Sequence[RequestBody]) -> list[ReplyBody]:
-        """In one write; the replies in order."""
-        if self._writer.is_closing():
-            raise ConnectionResetError("the connection has ended")
-        first = self._seq + 1
-        self._seq += len(bodies)
-        self._writer.writelines(map(encode_request, range(first, self._seq + 1), bodies))
+        seq = self.send(body)
         await self._writer.drain()
-        replies: list[ReplyBody] = []
-        while len(replies) < len(bodies):
+        while True:
             reply = await self.receive()
-            if reply.seq == first + len(replies) or isinstance(reply.body, Refused):
-                replies.append(reply.body)
-        return replies
+            if reply.seq == seq or isinstance(reply.body, Refused):
+                return reply.body
 
     async def close(self) -> None:
         self._writer.close()

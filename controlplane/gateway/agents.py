@@ -269,7 +269,7 @@ async def _send(
     lost = (AgentUnavailableError, RefusedError, ProtocolError)
     if is_release:
         with contextlib.suppress(*lost):
-            await client.release_many(owner for owner in due if isinstance(owner, str))
+            await client.release(*(owner for owner in due if isinstance(owner, str)))
         return
     for fetch in due:
         with contextlib.suppress(*lost):

@@ -272,7 +272,8 @@ class Node:
         return Done(1)
 
     def _release(self, session: Session, body: Release) -> ReplyBody:
-        self.pusher.released(body.owner)
+        for owner in (body.owner, *body.more):
+            self.pusher.released(owner)
         return self.pool_requests.release(session, body)
 
     def _report_workers(self, session: Session, body: ReportWorkers) -> ReplyBody:

@@ -187,7 +187,10 @@ class PoolRequests:
                 "owner",
                 f"owner = {body.owner!r}: an operator's pin ends by `perilune cache unpin`.",
             )
-        return Done(0 if pool is None else pool.release(OwnerId(body.owner), self._now))
+        if pool is None:
+            return Done(0)
+        owners = [body.owner, *(one for one in body.more if not one.startswith(OPERATOR_PREFIX))]
+        return Done(sum(pool.release(OwnerId(owner), self._now) for owner in owners))
 
     def _renew(self, session: Session, body: Renew) -> ReplyBody:
         pool = self._node.pool

@@ -158,9 +158,10 @@ class CompleteStore(msgspec.Struct, tag=True, frozen=True):
 
 
 class Release(msgspec.Struct, tag=True, frozen=True):
-    """End every pin of `owner`. Idempotent."""
+    """End every pin of `owner`, and of `more`, where an operator's are passed over. Idempotent."""
 
     owner: str
+    more: list[str] = []
 
 
 class Renew(msgspec.Struct, tag=True, frozen=True):

@@ -424,7 +424,7 @@ class TestAsyncClient:
         for owner in ("transfer:2", "transfer:3"):
             writer.store(writer.chain(owner, 2), owner)
         assert (await client.stats()).num_owners == 2
-        await client.release_many(["transfer:2", "transfer:none", "transfer:3"])
+        assert await client.release("transfer:2", "transfer:none", "operator:1", "transfer:3") == 4
         assert (await client.stats()).num_owners == 0
 
         agent.kill(signal.SIGKILL)

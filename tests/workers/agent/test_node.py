@@ -14,6 +14,7 @@ from workers.core.clock import ManualClock
 from workers.core.errors import ConfigError
 from workers.core.framing import FrameBuffer, decode_reply
 from workers.core.hashing import block_hashes, namespace_digest, root_hash
+from workers.core.ids import OwnerId
 from workers.core.messages import (
     CompleteStore,
     DesiredWorkers,
@@ -39,6 +40,7 @@ from workers.core.messages import (
     WorkerCommand,
 )
 from workers.core.pool_integrity import check_integrity
+from workers.core.pool_state import ClientRef
 from workers.core.stats_messages import NamespaceSpec, PoolStats, WorkerStatus
 
 MakeSpec = Callable[..., NamespaceSpec]
@@ -219,6 +221,19 @@ class TestRequests:
         bench.clock.advance(1)
         assert bench.node.expire() == 1
         assert bench.node.stats().pinned_blocks == 0
+
+    def test_a_release_ends_the_pins_of_several_but_not_an_operators(self, bench: Bench) -> None:
+        worker, operator = bench.session(), "operator:kept"
+        for owner in ("transfer:1", "transfer:2", "transfer:3"):
+            bench.store(worker, 4, owner)
+        pool = bench.node.pool
+        assert pool is not None
+        pool.pin_prefix(
+            ClientRef(1, "p1"), OwnerId(operator), bench.namespace, bench.chain[:4], 0.0
+        )
+        reply = bench.node.handle(worker, Release("transfer:1", ["transfer:2", operator, "none"]))
+        assert reply == Done(8)
+        assert {owner.id for owner in pool.owners.all()} == {"transfer:3", operator}
 
     def test_leg_reports_reach_subscribers_and_heartbeat(self, bench: Bench) -> None:
         gateway, worker = bench.session("gateway", "g1"), bench.session()
