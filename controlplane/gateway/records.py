@@ -20,7 +20,7 @@ JOIN_SECONDS = 1.0
 LATE_SECONDS = 15.0
 """How long after that a late report still joins (the record is sent again)."""
 MAX_PER_REPORT = 100
-"""Some 160 kB, which are written at once; more than so many in a quarter of a second are several."""
+"""More than so many in a quarter of a second are several reports."""
 
 
 _ALL = Recording()

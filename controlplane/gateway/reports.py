@@ -30,6 +30,9 @@ machine is busy, and records would come faster than they are told."""
 MOST_BREATHS = 64
 """For all that wait."""
 BREATH_SECONDS = 0.001
+FULL_BYTES = 96 * 1024
+"""A report of so many gets no more records: it is written at once, and larger blocks of memory come fresh
+from the system each time, page by page."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -51,6 +54,7 @@ class Reporter:
         self._records = records
         self._revision = revision
         self._stats = stats
+        self._was_full = False
         self._latest: GatewayStats | None = None
         self._latest_at = 0.0
         self._news = asyncio.Event()
@@ -68,7 +72,7 @@ class Reporter:
     async def _wait(self) -> None:
         """A quarter of a second, unless another report is full already; then until there is news, a
         second in all."""
-        if self._records.num_buffered >= MAX_PER_REPORT:
+        if self._records.num_buffered >= MAX_PER_REPORT or self._was_full:
             return
         await asyncio.sleep(NEWS_SECONDS)
         if self._records.num_buffered:
@@ -114,12 +118,16 @@ class Reporter:
         waiting = self._records.announce()
         left, encoded = min(waiting, MAX_PER_REPORT), list[bytes]()
         at_once = max(at_once, ceil(waiting / MOST_BREATHS))
-        while some := self._records.take(min(at_once, left)):
+        size = 0
+        while size < FULL_BYTES and (some := self._records.take(min(at_once, left))):
             left -= len(some)
             decisions += some
             ended += [one for one in some if one.status != "running"]
-            encoded += [one for decision in some if (one := _encoded_one(decision)) is not None]
+            told = [one for decision in some if (one := _encoded_one(decision)) is not None]
+            encoded += told
+            size += sum(map(len, told))
             await asyncio.sleep(BREATH_SECONDS)
+        self._was_full = size >= FULL_BYTES
         return encoded
 
     def _statistics(self, *, may_be_old: bool) -> GatewayStats:

@@ -279,6 +279,26 @@ async def test_a_full_report_does_not_wait_for_its_time(monkeypatch: pytest.Monk
     assert records.num_buffered == 1
 
 
+async def test_a_report_of_large_records_is_full_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reports, "NEWS_SECONDS", 3600.0)
+    records, sink = Records(Stats()), Sink()
+    for i in range(40):
+        large = decision(f"r{i}")
+        large.model = "m" * 10_000
+        records.once(large)
+    running = asyncio.create_task(reporter(records, sink).run())
+    try:
+        async with asyncio.timeout(20):
+            while records.num_buffered or len(sink.bodies) < 4:
+                await asyncio.sleep(0.01)
+    finally:
+        running.cancel()
+    sizes = [len(body["decisions"]) for body in sink.bodies]
+    assert sizes == [12, 12, 12, 4]  # told four at a time
+    names = [d["request_id"] for body in sink.bodies for d in body["decisions"]]
+    assert names == [f"r{i}" for i in range(40)]
+
+
 async def test_statistics_are_put_together_each_second_and_for_the_last_report(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
