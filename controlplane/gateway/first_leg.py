@@ -102,12 +102,10 @@ def take(run: Running, worker: WorkerState, priced: Priced, reply: PrefillReply)
     queue, is_new = worker.prefill_queue, not worker.prefill_times.num_samples
     is_unknown = queue.is_vague or (is_new and queue.is_hearsay)  # that is no scale to begin with
     seconds = None if is_unknown else run.service_seconds
-    total = theirs or ours
+    if reply.cached_tokens is not None:
+        decision.hit_tokens = min(reply.cached_tokens, theirs or ours or 0)
+    lesson = prefill_lesson(run, worker, priced, reply, seconds)
     if run.record is not None and run.context.agents.follows(worker.row.node_id):
-        lesson = prefill_lesson(run, worker, priced, seconds)
         run.record.expect_prefill(worker.row.id, lesson.take_report)
-    elif total is not None:
-        cached = min(reply.cached_tokens or 0, total)
-        if reply.cached_tokens is not None:
-            decision.hit_tokens = cached
-        prefill_lesson(run, worker, priced, seconds).take(total - cached, cached)
+    else:
+        lesson.take_report(None)

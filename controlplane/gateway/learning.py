@@ -4,6 +4,7 @@ import msgspec
 
 from controlplane.core.routing import Priced, Source
 from controlplane.gateway.cluster import Cluster, WorkerState
+from controlplane.gateway.legs import PrefillReply
 from controlplane.gateway.running import Running
 from controlplane.gateway.stats import Stats
 from controlplane.gateway.wire import Leg
@@ -22,7 +23,7 @@ def expect(run: Running, node_id: str) -> None:
 class PrefillLesson(msgspec.Struct, gc=False):
     """What is needed to learn from a leg 1 when its worker has reported, which may be a second after
     the request has gone: this holds nothing of the request. `seconds` None: unknown, nothing to learn
-    from."""
+    from. `prompt_tokens` and `cached_tokens`: as the answer said, or else as it was planned."""
 
     cluster: Cluster
     stats: Stats
@@ -31,6 +32,8 @@ class PrefillLesson(msgspec.Struct, gc=False):
     transfer_seconds: float
     own_prefix_tokens: int
     seconds: float | None
+    prompt_tokens: int | None
+    cached_tokens: int
 
     def take(self, computed: int, cached: int) -> None:
         """Leg 1 computed and found so many tokens. Where some came from another node, what it took
@@ -47,19 +50,25 @@ class PrefillLesson(msgspec.Struct, gc=False):
             self.stats.transfer_calibration.observe(self.transfer_seconds, took)
             self.cluster.paths.moved(source.node_id, worker.row.node_id, moved, took)
 
-    def take_report(self, leg: Leg) -> None:
-        """The same from the worker's report."""
-        self.take(leg.computed_tokens, leg.device_hit_tokens + leg.pool_hit_tokens)
+    def take_report(self, leg: Leg | None) -> None:
+        """The same from the worker's report; from what the answer said where none came."""
+        if leg is not None:
+            self.take(leg.computed_tokens, leg.device_hit_tokens + leg.pool_hit_tokens)
+        elif self.prompt_tokens is not None:
+            cached = min(self.cached_tokens, self.prompt_tokens)
+            self.take(self.prompt_tokens - cached, cached)
 
 
 def prefill_lesson(
-    run: Running, worker: WorkerState, priced: Priced, seconds: float | None
+    run: Running, worker: WorkerState, priced: Priced, reply: PrefillReply, seconds: float | None
 ) -> PrefillLesson:
     """Of this request's leg 1 on `worker`."""
-    context = run.context
+    context, own = run.context, priced.option.own_prefix_tokens
+    total = reply.prompt_tokens or run.decision.prompt_tokens
+    cached = own if reply.cached_tokens is None else reply.cached_tokens
     return PrefillLesson(
         context.cluster, context.stats, worker, run.plan.source, priced.transfer_seconds,
-        priced.option.own_prefix_tokens, seconds,
+        own, seconds, total, cached,
     )  # fmt: skip
 
 

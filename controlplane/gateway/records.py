@@ -37,7 +37,7 @@ class Joining(msgspec.Struct, eq=False, gc=False):
     due: float = 0.0
     sent: bool = False
     has_agent: bool = False  # reports may come, even late
-    on_prefill_leg: Callable[[Leg], None] | None = None
+    on_prefill_leg: Callable[[Leg | None], None] | None = None
     trace: Trace | None = None
     kept: bool = True  # or only if it ends badly
 
@@ -46,8 +46,9 @@ class Joining(msgspec.Struct, eq=False, gc=False):
         """No leg's report is to be waited for."""
         return not (self.expects_prefill or self.expects_decode)
 
-    def expect_prefill(self, worker_id: str, learn: Callable[[Leg], None]) -> None:
-        """Leg 1 was answered: `learn` gets its worker's report, which may have been quicker."""
+    def expect_prefill(self, worker_id: str, learn: Callable[[Leg | None], None]) -> None:
+        """Leg 1 was answered: `learn` gets its worker's report, which may have been quicker, or None
+        when none is waited for any more."""
         self.has_agent = True
         leg = self.decision.prefill_leg
         if leg is not None and leg.worker_id == worker_id:
@@ -152,7 +153,9 @@ class Records:
             entry = self._due.popleft()
             if not entry.sent:
                 self._send(entry)
-            entry.on_prefill_leg = None
+            learn, entry.on_prefill_leg = entry.on_prefill_leg, None
+            if learn is not None and entry.expects_prefill:
+                learn(None)
             self._late.append(entry)
         while self._late and now >= self._late[0].due + LATE_SECONDS - JOIN_SECONDS:
             self._forget(self._late.popleft())

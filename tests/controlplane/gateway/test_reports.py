@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from math import inf
 from typing import Any
 
 import msgspec
@@ -16,7 +17,7 @@ from reported import reported
 from controlplane.decisions import schemas as decisions
 from controlplane.gateway import reports, wire
 from controlplane.gateway.recording import Recording
-from controlplane.gateway.records import MAX_BUFFERED, MAX_PER_REPORT, Records
+from controlplane.gateway.records import JOIN_SECONDS, MAX_BUFFERED, MAX_PER_REPORT, Records
 from controlplane.gateway.reports import MOST_BREATHS, Reporter
 from controlplane.gateway.stats import Stats
 from controlplane.gateways import schemas as gateways
@@ -116,6 +117,23 @@ class TestRecords:
         records.end(entry, 10.0)
         assert learned == [36]
         assert len(reported(records)) == 1
+
+    def test_without_a_report_the_answer_teaches_once(self) -> None:
+        """A node may be followed whose workers report to nobody."""
+        records, learned = Records(Stats()), list[wire.Leg | None]()
+        silent, failed = records.begin(decision("silent")), records.begin(decision("failed"))
+        for entry in (silent, failed):
+            entry.expect_prefill("p1", learned.append)
+        failed.expects_prefill = False
+        for entry in (silent, failed):
+            records.end(entry, 10.0)
+        records.sweep(10.0 + JOIN_SECONDS / 2)
+        assert learned == []
+        records.sweep(10.0 + JOIN_SECONDS)
+        assert learned == [None]
+        records.leg(report("silent", "kv_producer", prompt_tokens=100, computed_tokens=36))
+        records.sweep(inf)
+        assert learned == [None]
 
     def test_a_report_of_a_worker_that_failed_is_not_the_next_ones(self) -> None:
         records, learned = Records(Stats()), []
