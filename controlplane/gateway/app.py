@@ -162,8 +162,10 @@ class Gateway:
             self.records.sweep(inf)  # no leg's report is waited for now
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(2.0):
-                    while await self._reporter.flush(last=True) and self.records.num_buffered:
-                        pass
+                    left = inf
+                    while self.records.num_buffered < left:
+                        left = self.records.num_buffered
+                        await self._reporter.flush(last=True)
         await self._agents.close()
         await self._bootstraps.close()
         await self._staged.close()

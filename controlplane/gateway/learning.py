@@ -63,12 +63,12 @@ def prefill_lesson(
     run: Running, worker: WorkerState, priced: Priced, reply: PrefillReply, seconds: float | None
 ) -> PrefillLesson:
     """Of this request's leg 1 on `worker`."""
-    context, own = run.context, priced.option.own_prefix_tokens
+    context, cached = run.context, reply.cached_tokens
     total = reply.prompt_tokens or run.decision.prompt_tokens
-    cached = own if reply.cached_tokens is None else reply.cached_tokens
     return PrefillLesson(
         context.cluster, context.stats, worker, run.plan.source, priced.transfer_seconds,
-        own, seconds, total, cached,
+        priced.option.own_prefix_tokens, seconds, total,
+        priced.used_prefix_tokens if cached is None else cached,
     )  # fmt: skip
 
 

@@ -138,9 +138,10 @@ class Records:
                 return  # another worker serves it
             decision.prefill_leg = leg
             decision.hit_tokens = leg.device_hit_tokens + leg.pool_hit_tokens
-            entry.expects_prefill = False
-            if entry.on_prefill_leg is not None:
-                entry.on_prefill_leg(leg)
+            if decision.prefill_worker in ("", leg.worker_id):  # else of one that was asked in vain
+                entry.expects_prefill = False
+                if entry.on_prefill_leg is not None:
+                    entry.on_prefill_leg(leg)
         else:
             decision.decode_leg = _joined(decision.decode_leg, report, decision.decode_worker)
             entry.expects_decode = False

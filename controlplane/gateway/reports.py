@@ -19,9 +19,9 @@ log = structlog.get_logger(__name__)
 
 NEWS_SECONDS = 0.25
 QUIET_SECONDS = 1.0
-STATISTICS_SECONDS = 1.0
-"""How old those of a report may be: with many workers they take a while to put together, and nobody
-looks at them more often."""
+STATISTICS_SECONDS = 0.5
+"""How old those of a report may be, since with many workers they take a while to put together. The
+control plane's buckets are of a second: each is to have news."""
 LONGEST_PAUSE_SECONDS = 5.0
 TIMEOUT_SECONDS = 5.0
 AT_ONCE = 4
@@ -33,6 +33,9 @@ BREATH_SECONDS = 0.001
 FULL_BYTES = 96 * 1024
 """A report of so many gets no more records: it is written at once, and larger blocks of memory come fresh
 from the system each time, page by page."""
+MANY = 4 * MAX_PER_REPORT
+"""Records that wait: from there on reports grow with them, up to five times, for the control plane takes its time
+for each; it refuses more than 4 MiB."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -65,14 +68,17 @@ class Reporter:
         while True:
             failures = 0 if await self.flush() else failures + 1
             if failures:
-                await asyncio.sleep(min(NEWS_SECONDS * 2**failures, LONGEST_PAUSE_SECONDS))
+                await asyncio.sleep(
+                    min(NEWS_SECONDS * 2 ** min(failures, 10), LONGEST_PAUSE_SECONDS)
+                )
                 continue
             await self._wait()
 
     async def _wait(self) -> None:
         """A quarter of a second, unless another report is full already; then until there is news, a
         second in all."""
-        if self._records.num_buffered >= MAX_PER_REPORT or self._was_full:
+        left = self._records.num_buffered
+        if left >= MAX_PER_REPORT or (left and self._was_full):
             return
         await asyncio.sleep(NEWS_SECONDS)
         if self._records.num_buffered:
@@ -116,18 +122,21 @@ class Reporter:
         so do workers on this machine: to put a second's records into words takes longer than a first
         token may wait."""
         waiting = self._records.announce()
-        left, encoded = min(waiting, MAX_PER_REPORT), list[bytes]()
+        scale = max(1.0, waiting / MANY)
+        most, full = min(waiting, int(scale * MAX_PER_REPORT)), scale * FULL_BYTES
         at_once = max(at_once, ceil(waiting / MOST_BREATHS))
+        encoded: list[bytes] = []
         size = 0
-        while size < FULL_BYTES and (some := self._records.take(min(at_once, left))):
-            left -= len(some)
+        while len(decisions) < most and size < full and (some := self._records.take(1)):
             decisions += some
-            ended += [one for one in some if one.status != "running"]
-            told = [one for decision in some if (one := _encoded_one(decision)) is not None]
-            encoded += told
-            size += sum(map(len, told))
-            await asyncio.sleep(BREATH_SECONDS)
-        self._was_full = size >= FULL_BYTES
+            if some[0].status != "running":
+                ended += some
+            if (told := _encoded_one(some[0])) is not None:
+                encoded.append(told)
+                size += len(told)
+            if not len(decisions) % at_once:
+                await asyncio.sleep(BREATH_SECONDS)
+        self._was_full = size >= full
         return encoded
 
     def _statistics(self, *, may_be_old: bool) -> GatewayStats:

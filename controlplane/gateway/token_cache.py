@@ -20,6 +20,7 @@ class TokenCache:
         self.max_bytes = max_bytes
         self.num_bytes = 0
         self._by_tag: dict[int, OrderedDict[str, bytes]] = {}
+        self._bytes: dict[int, int] = {}  # by tag
 
     def __len__(self) -> int:
         return sum(map(len, self._by_tag.values()))
@@ -41,21 +42,27 @@ class TokenCache:
 
     def put(self, tag: int, text: str, ids: bytes) -> None:
         """One that is larger than a quarter of all is not kept. Where room is wanted, the tokenizer
-        with most pieces gives its oldest."""
+        that has most gives its oldest."""
         size = _size(text, ids)
+        if size > self.max_bytes // 4:
+            return
         entries = self._by_tag.setdefault(tag, OrderedDict())
-        if size > self.max_bytes // 4 or text in entries:
+        if text in entries:
             return
         entries[text] = ids
-        self.num_bytes += size
+        self._add(tag, size)
         while self.num_bytes > self.max_bytes:
-            old, gone = max(self._by_tag.values(), key=len).popitem(last=False)
-            self.num_bytes -= _size(old, gone)
+            most = max(self._bytes, key=self._bytes.__getitem__)
+            self._add(most, -_size(*self._by_tag[most].popitem(last=False)))
+
+    def _add(self, tag: int, size: int) -> None:
+        self.num_bytes += size
+        self._bytes[tag] = self._bytes.get(tag, 0) + size
 
     def forget(self, tag: int) -> None:
         """A tokenizer that is gone."""
-        for text, ids in self._by_tag.pop(tag, {}).items():
-            self.num_bytes -= _size(text, ids)
+        self._by_tag.pop(tag, None)
+        self.num_bytes -= self._bytes.pop(tag, 0)
 
 
 def _size(text: str, ids: bytes) -> int:

@@ -242,13 +242,17 @@ class TestCache:
         cache.forget(1)
         assert cache.num_bytes == 0
 
-    def test_the_tokenizer_with_most_pieces_gives_room(self) -> None:
+    def test_the_tokenizer_that_has_most_gives_room(self) -> None:
         cache, ids = TokenCache(max_bytes=40_000), bytes(40)
-        cache.put(1, "the only one", ids)
+        cache.put(1, "small", ids)
+        for i in range(4):
+            cache.put(2, f"{i}" * 4000, ids)  # large, and never used again
         for i in range(500):
             cache.put(0, f"text {i}", ids)
-        assert cache.get(1, "the only one") == ids
+        assert cache.get(1, "small") == ids
         assert cache.get(0, "text 499") == ids
+        assert cache.get(2, "0" * 4000) is None
+        assert cache.num_bytes <= 40_000
 
     def test_a_giant_is_not_kept(self) -> None:
         cache = TokenCache(max_bytes=10_000)
