@@ -20,6 +20,7 @@ from controlplane.decisions.schemas import Decision
 from controlplane.gateway.app import Gateway
 from controlplane.gateway.settings import Limits, Settings, Timeouts
 from controlplane.gateways.schemas import ClientKey, ClusterView, GatewayReport
+from controlplane.nodes.schemas import Node
 from workers.engines.emulated.api import Api
 from workers.engines.emulated.fleet import Fleet
 from workers.engines.emulated.http import Exchange, Server
@@ -246,6 +247,14 @@ class Rig:
         """Change the view, and wait until the gateway acts on it."""
         revision = self.control_plane.publish(**changes)
         await eventually(lambda: self.control_plane.acknowledged >= revision, "acknowledged")
+
+    async def follow(self, agent: AgentProcess) -> None:
+        """Have the view name the agent of the workers' node, which they do not report to."""
+        now = datetime.now(UTC)
+        node = Node(id="n1", state="ready", incarnation=1, joined_at=now, last_heartbeat_at=now,
+                    heartbeat_age_seconds=0.0, events_endpoint=agent.address)  # fmt: skip
+        await self.publish(nodes=[node.model_dump(mode="json")])
+        await eventually(lambda: self.gateway._agents.num_subscribed == 1)
 
     def policy(self, kind: str, revision: int = 1, **spec: Any) -> dict[str, Any]:
         return {

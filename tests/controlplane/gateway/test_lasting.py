@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -11,7 +10,6 @@ from agent_process import AgentProcess
 
 from controlplane.gateway import lasting as lasting_module
 from controlplane.gateway.lasting import lasting, regularly
-from controlplane.nodes.schemas import Node
 
 
 async def test_a_loop_that_fails_begins_again(
@@ -72,11 +70,7 @@ async def test_workers_that_report_to_no_agent_teach_by_their_answers(
 ) -> None:
     """Their node's agent is followed, but nothing of their legs comes from there."""
     await rig.start()
-    now = datetime.now(UTC)
-    node = Node(id="n1", state="ready", incarnation=1, joined_at=now, last_heartbeat_at=now,
-                heartbeat_age_seconds=0.0, events_endpoint=agent.address)  # fmt: skip
-    await rig.publish(nodes=[node.model_dump(mode="json")])
-    await eventually(lambda: rig.gateway._agents.num_subscribed == 1)
+    await rig.follow(agent)
     workers = rig.gateway.cluster.workers.values()
     for _ in range(3):
         assert (await rig.complete(prompt="hello there", max_tokens=2)).status_code == 200

@@ -7,7 +7,6 @@ import json
 import random
 from collections.abc import Callable
 from dataclasses import replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,6 @@ from controlplane.gateway import watch
 from controlplane.gateway.app import Gateway
 from controlplane.gateway.running import Running
 from controlplane.gateway.settings import Settings
-from controlplane.nodes.schemas import Node
 from workers.core.ids import transfer_owner
 from workers.core.messages import Done, PinPrefix
 from workers.engines.emulated.faults import Faults
@@ -204,11 +202,7 @@ async def test_a41_what_left_the_cluster_leaves_the_gateway(
     rig: Any, agent: AgentProcess, eventually: Eventually
 ) -> None:
     await rig.start()
-    now = datetime.now(UTC)
-    node = Node(id="n1", state="ready", incarnation=1, joined_at=now, last_heartbeat_at=now,
-                heartbeat_age_seconds=0.0, events_endpoint=agent.address)  # fmt: skip
-    await rig.publish(nodes=[node.model_dump(mode="json")])
-    await eventually(lambda: rig.gateway._agents.num_subscribed == 1)
+    await rig.follow(agent)
     cluster, stats = rig.gateway.cluster, rig.gateway.stats
     for i in range(10):
         await rig.complete(prompt=f"{i} {PROMPT}", max_tokens=1)
