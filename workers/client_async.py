@@ -107,7 +107,7 @@ class AsyncAgentClient:
         return reply
 
     async def _answer(self, body: RequestBody, timeout_seconds: float | None = None) -> ReplyBody:
-        """AgentUnavailableError, RefusedError."""
+        """Whatever the agent replies. AgentUnavailableError; RefusedError of a handshake."""
         if self._calls is None and self._backoff.remaining_seconds:
             raise AgentUnavailableError(f"{self.address}: {self._last_error} (waiting to retry)")
         try:

@@ -102,11 +102,10 @@ def take(run: Running, worker: WorkerState, priced: Priced, reply: PrefillReply)
     queue, is_new = worker.prefill_queue, not worker.prefill_times.num_samples
     is_unknown = queue.is_vague or (is_new and queue.is_hearsay)  # that is no scale to begin with
     seconds = None if is_unknown else run.service_seconds
-    total, reported = theirs or ours, decision.prefill_leg
-    is_reported = reported is not None and reported.worker_id == worker.row.id
+    lesson, reported = prefill_lesson(run, worker, priced, reply, seconds), decision.prefill_leg
+    total, is_reported = lesson.prompt_tokens, reported and reported.worker_id == worker.row.id
     if reply.cached_tokens is not None and total is not None and not is_reported:
         decision.hit_tokens = min(reply.cached_tokens, total)
-    lesson = prefill_lesson(run, worker, priced, reply, seconds)
     if run.record is not None and run.context.agents.follows(worker.row.node_id):
         run.record.expect_prefill(worker.row.id, lesson.take_report)
     else:

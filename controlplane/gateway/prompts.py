@@ -133,9 +133,7 @@ class PromptTokenizer:
                 if ids[i] is None:
                     known = self._cache.get(self._tag, piece)
                     ids[i] = self.encode_pieces([piece])[0] if known is None else known
-        joined = array("i")
-        joined.frombytes(b"".join((prompt.head, *cast("list[bytes]", ids), prompt.tail)))
-        return joined
+        return array("i", b"".join((prompt.head, *cast("list[bytes]", ids), prompt.tail)))
 
     # --- from a body's fields to pieces ---
 

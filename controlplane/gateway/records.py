@@ -176,14 +176,13 @@ class Records:
         self._unannounced.clear()
         return len(self._buffer)
 
-    def take(self, most: int = MAX_PER_REPORT) -> list[Decision]:
-        """Up to `most` decisions, oldest first, of the report that `announce` has begun; `put_back`
-        when they did not arrive.
+    def take(self) -> Decision | None:
+        """The oldest decision of the report that `announce` has begun; `put_back` when it did not
+        arrive.
 
-        They are to be encoded at once: a running one goes on changing.
+        It is to be encoded at once: a running one goes on changing.
         """
-        count = min(len(self._buffer), most)
-        return [self._buffer.popleft().told() for _ in range(count)]
+        return self._buffer.popleft().told() if self._buffer else None
 
     def arrived(self, decisions: list[Decision]) -> None:
         """The control plane has these as they ended; a late report sends one again, without its
@@ -196,17 +195,17 @@ class Records:
         self._bound()
 
     def _send(self, entry: Joining) -> None:
-        if not entry.sent and entry.finished_at is not None:
-            self._count(entry.decision)
+        """One that has ended."""
+        first, entry.sent, decision = not entry.sent, True, entry.decision
+        if first:
+            self._count(decision)
             if entry.trace is not None:
                 self.on_traced(entry.trace, entry.told())
-        first, entry.sent, decision = not entry.sent, True, entry.decision
-        self._unannounced.pop(decision.request_id, None)
         if decision.status not in COMPLETE:
             decision.sampled_one_in = 1  # all such are recorded
         elif not entry.kept:
             self.sampler.sampled_out += first
-            self.sampler.forget_prompt(entry.decision)
+            self.sampler.forget_prompt(decision)
             entry.telling = None
             return
         self._put(entry)

@@ -127,11 +127,11 @@ class Reporter:
         at_once = max(at_once, ceil(waiting / MOST_BREATHS))
         encoded: list[bytes] = []
         size = 0
-        while len(decisions) < most and size < full and (some := self._records.take(1)):
-            decisions += some
-            if some[0].status != "running":
-                ended += some
-            if (told := _encoded_one(some[0])) is not None:
+        while len(decisions) < most and size < full and (one := self._records.take()):
+            decisions.append(one)
+            if one.status != "running":
+                ended.append(one)
+            if (told := _encoded_one(one)) is not None:
                 encoded.append(told)
                 size += len(told)
             if not len(decisions) % at_once:

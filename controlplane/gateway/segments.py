@@ -56,8 +56,9 @@ class Segmenter:
 
     def __init__(self, spec: dict[str, Any]) -> None:
         added = [token for token in spec.get("added_tokens") or () if token.get("content")]
-        self._added = _added_pattern(added, spec)
-        self._firsts = sorted({token["content"][0] for token in added})
+        sought = [token["content"] for token in added if not token.get("normalized", True)]
+        self._added = _added_pattern(added, sought, spec)
+        self._firsts = sorted({content[0] for content in sought})
         pre_tokenizers = _flat(spec.get("pre_tokenizer"), "pretokenizers")
         normalizers = _flat(spec.get("normalizer"), "normalizers")
         self.cuts_inside = (
@@ -107,18 +108,18 @@ def _chunks(text: str) -> list[str]:
     return chunks
 
 
-def _added_pattern(added: list[dict[str, Any]], spec: dict[str, Any]) -> re.Pattern[str] | None:
-    """Matches added tokens as the library does; None where cutting at them is not safe."""
+def _added_pattern(
+    added: list[dict[str, Any]], sought: list[str], spec: dict[str, Any]
+) -> re.Pattern[str] | None:
+    """Matches added tokens as the library does, which are `sought` in a text as it came; None where
+    cutting at them is not safe."""
     if any(
         token.get("lstrip") or token.get("rstrip") or token.get("single_word") for token in added
     ):
         return None
     if not all(map(_is_the_same_everywhere, _flat(spec.get("pre_tokenizer"), "pretokenizers"))):
         return None
-    first = [token["content"] for token in added if not token.get("normalized", True)]
-    if not first:
-        return re.compile(r"(?!)")
-    return re.compile(f"({_any_of(first)})")
+    return re.compile(f"({_any_of(sought)})" if sought else r"(?!)")
 
 
 def _any_of(words: list[str]) -> str:

@@ -18,12 +18,15 @@ class TokenCache:
 
     def __init__(self, max_bytes: int = DEFAULT_BYTES) -> None:
         self.max_bytes = max_bytes
-        self.num_bytes = 0
         self._by_tag: dict[int, OrderedDict[str, bytes]] = {}
         self._bytes: dict[int, int] = {}  # by tag
 
     def __len__(self) -> int:
         return sum(map(len, self._by_tag.values()))
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(self._bytes.values())
 
     def get(self, tag: int, text: str) -> bytes | None:
         return self.get_all(tag, [text])[0]
@@ -50,19 +53,15 @@ class TokenCache:
         if text in entries:
             return
         entries[text] = ids
-        self._add(tag, size)
+        self._bytes[tag] = self._bytes.get(tag, 0) + size
         while self.num_bytes > self.max_bytes:
             most = max(self._bytes, key=self._bytes.__getitem__)
-            self._add(most, -_size(*self._by_tag[most].popitem(last=False)))
-
-    def _add(self, tag: int, size: int) -> None:
-        self.num_bytes += size
-        self._bytes[tag] = self._bytes.get(tag, 0) + size
+            self._bytes[most] -= _size(*self._by_tag[most].popitem(last=False))
 
     def forget(self, tag: int) -> None:
         """A tokenizer that is gone."""
         self._by_tag.pop(tag, None)
-        self.num_bytes -= self._bytes.pop(tag, 0)
+        self._bytes.pop(tag, None)
 
 
 def _size(text: str, ids: bytes) -> int:

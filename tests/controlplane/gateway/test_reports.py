@@ -328,7 +328,7 @@ async def test_a_report_of_large_records_is_full_sooner(monkeypatch: pytest.Monk
     assert names == [f"r{i}" for i in range(40)]
 
 
-async def test_statistics_are_put_together_each_second_and_for_the_last_report(
+async def test_statistics_are_put_together_now_and_then_and_for_the_last_report(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made = 0
