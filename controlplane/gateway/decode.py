@@ -162,12 +162,8 @@ async def _try(run: Running, worker_id: str, num_blocks: int, prefilled: Prefill
     worker = taker(run, worker_id)
     asked, context = run.asked, run.context
     leg = leg_of(run, worker, _params(run, worker, num_blocks, prefilled))
-    leg.send_now(wants_piece=asked.body.stream)
-    try:
+    with leg.send_now(wants_piece=asked.body.stream):
         begin(run, worker)
-    except BaseException:
-        leg.abort()
-        raise
     if asked.body.stream:
         reply, first = await context.sender.decode_stream(leg)
         await relay_stream(run, worker, reply, first, _details(run, prefilled))

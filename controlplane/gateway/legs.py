@@ -1,6 +1,6 @@
 """The two legs of one request on the wire: one try each, with its outcome in words."""
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import msgspec
 
@@ -77,13 +77,17 @@ class LegRequest(msgspec.Struct):
     request: bytes
     sent: Reply | None = None
 
-    def send_now(self, *, wants_piece: bool = False) -> None:
-        """At once where a connection is kept; else `LegSender` sends it."""
+    def send_now(self, *, wants_piece: bool = False) -> Self:
+        """At once where a connection is kept; else `LegSender` sends it. As a context: what fails
+        within it takes the request back, since nobody waits for its reply then."""
         self.sent = self.worker.upstream.send_now(self.request, wants_piece=wants_piece)
+        return self
 
-    def abort(self) -> None:
-        """For one who has sent it and will not wait for its reply."""
-        if self.sent is not None:
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None and self.sent is not None:
             self.sent.abort()
 
 

@@ -89,12 +89,8 @@ async def _try(run: Running, worker: WorkerState, priced: Priced) -> PrefillRepl
     if run.plan.policies.scheduling.hedge.after_seconds and run.decision.hedge is None:
         begin(run, worker, priced)
         return await hedged(run, leg, priced)
-    leg.send_now()
-    try:
+    with leg.send_now():
         begin(run, worker, priced)
-    except BaseException:
-        leg.abort()
-        raise
     try:
         _, answer = await context.sender.exchange(leg, context.settings.timeouts.prefill)
         reply = prefill_reply(answer, foreign=row.handshake == "nixl")
