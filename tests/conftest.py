@@ -15,8 +15,15 @@ import pytest
 from network import missing_for_networks
 from shared_memory import nothing_left
 
-# A busy machine is no reason to fail: what is bounded is asserted where it is bounded.
-hypothesis.settings.register_profile("perilune", deadline=None)
+# A busy machine is no reason to fail: what is bounded is asserted where it is bounded. The same code
+# is tried with the same examples, so that a change is judged by what it changed; PERILUNE_SEARCH=1
+# draws new ones.
+hypothesis.settings.register_profile(
+    "perilune",
+    deadline=None,
+    derandomize=os.environ.get("PERILUNE_SEARCH") != "1",
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
 hypothesis.settings.load_profile("perilune")
 NO_SKIPS = os.environ.get("PERILUNE_NO_SKIPS") == "1"
 COUNTED = ("passed", "failed", "error", "skipped", "xfailed", "deselected")

@@ -20,6 +20,7 @@ from controlplane.core.routing import (
     order_decode,
 )
 from controlplane.core.text_keys import TextPrompt
+from controlplane.core.turns import UnevenTurns
 from controlplane.gateway.chains import KnownChains
 from controlplane.gateway.cluster import Cluster, WorkerState
 from controlplane.gateway.policies import Policies
@@ -82,7 +83,8 @@ class Scheduler:
         self._cluster = cluster
         self._chains = KnownChains()
         self._turn = 0
-        self._chance = Random().random  # noqa: S311 - draws who explores, no secrets
+        self._explores = UnevenTurns()
+        self._draw = Random().random  # noqa: S311 - draws who explores, no secrets
 
     @property
     def key_cache_bytes(self) -> int:
@@ -121,7 +123,7 @@ class Scheduler:
         scheduling = policies.scheduling
         rules, source = scheduling.rules, self._source(held)
         shared = shared_tokens(held.tokens.values(), len(options)) if held.tokens else 0
-        chance = 1.0 if what_if else self._chance()
+        chance = 1.0 if what_if else self._chance(rules.explore_share)
         placing = Placing(num_tokens, self._turn, chance, shared)
         self._turn += not what_if
         ordered = place(rules, options, placing, source)
@@ -144,6 +146,11 @@ class Scheduler:
         if plan.policies.slo.mode != "off" and not what_if:
             self._judge(plan, model, now)
         return plan
+
+    def _chance(self, explore_share: float) -> float:
+        """For `Placing`: below the share at this request's turn to try another worker."""
+        draw = self._draw()
+        return draw * explore_share if self._explores.is_due(explore_share, draw) else 1.0
 
     def _fitting(
         self, ordered: list[Priced], decode: list[WorkerState]

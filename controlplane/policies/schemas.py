@@ -51,7 +51,8 @@ class SchedulingSpec(Schema):
     transfer only where it is quicker than computing, and `load_weight` times the work that others
     wait for); `mooncake`, `cache_aware`, `least_loaded` and `round_robin` are baselines. What the
     one that `observe` names would have done goes into the decision records. `explore_share` of
-    requests try another worker than the best, where that costs little. `prefill_tflops` is what a
+    requests, none of a gateway's first ones, try another worker than the best, where that costs
+    little. `prefill_tflops` is what a
     worker reaches, for predictions before the first measurement.
 
     Requests that wait longer than `max_..._s` in a state are stuck: `watchdog` ends them, or only

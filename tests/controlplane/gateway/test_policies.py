@@ -142,6 +142,33 @@ async def test_decisions_explain_every_candidate(rig: Any) -> None:
     assert measured == pytest.approx(record.ttft_seconds, abs=0.1)
 
 
+async def test_another_worker_is_tried_in_turns_and_never_by_a_gateways_first_requests(
+    rig: Any, eventually: Any
+) -> None:
+    rig.workers = ("p1:prefill", "p2:prefill", "d1:decode")
+    await rig.start()
+
+    async def verdicts(count: int) -> list[str]:
+        before = set(rig.control_plane.decisions())
+        for _ in range(count):
+            assert (await rig.complete(prompt="hello", max_tokens=1)).status_code == 200
+
+        def ended() -> list[str]:
+            rows = rig.control_plane.decisions().items()
+            return [
+                record.prefill_candidates[0].verdict
+                for name, record in rows
+                if name not in before and record.status != "running"
+            ]
+
+        await eventually(lambda: len(ended()) == count, "all records")
+        return ended()
+
+    assert set(await verdicts(40)) == {"chosen"}  # the share is 0.01
+    await rig.publish(policies=[rig.policy("scheduling", explore_share=0.5)])
+    assert set(await verdicts(20)) == {"chosen", "chosen: tried to keep predictions fresh"}
+
+
 async def test_a_prompt_is_normalised_for_both_legs_where_the_policy_says_so(
     rig: Any, eventually: Any
 ) -> None:
