@@ -104,6 +104,9 @@ class ForeignEngine:
                 200, {"0": {"engine_id": self.engine_id, "worker_addr": {"0": {"0": "a"}}}}
             )
             return
+        if exchange.path == "/health":
+            exchange.send(200, {})
+            return
         body = exchange.json()
         self.bodies.append(body)
         self.running += 1
