@@ -43,7 +43,8 @@ def _group() -> None:
 def gateway(
     as_json: Annotated[bool, typer.Option("--json", help="One JSON object on stdout.")] = False,
     peer: Annotated[Peer, typer.Option(help="What to compare with.")] = Peer.VLLM_ROUTER,
-    requests: Annotated[int, typer.Option(min=8, help="Of a run.")] = 400,
+    requests: Annotated[int, typer.Option(min=8, help="Of a run, at least.")] = 400,
+    seconds: Annotated[float, typer.Option(min=0, help="Of a run for times, at least.")] = 5.0,
     rounds: Annotated[int, typer.Option(min=1, help="Runs of each; medians are given.")] = 5,
     clients: Annotated[int, typer.Option(min=1, max=256, help="Connections, for CPU.")] = 16,
     rate_share: Annotated[
@@ -59,7 +60,8 @@ def gateway(
     """
     from controlplane.bench.gateway import Load, run_gateway_bench  # noqa: PLC0415 - heavy
 
-    load = Load(requests=requests, clients=clients, rate_share=rate_share, rate=rate or None)
+    load = Load(requests=requests, clients=clients, rate_share=rate_share, rate=rate or None,
+                seconds=seconds)  # fmt: skip
     name = None if peer is Peer.NONE else peer.value
     path = model or _default_model()
     result = run_gateway_bench(peer_name=name, load=load, model_path=path, rounds=rounds)

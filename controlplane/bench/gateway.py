@@ -46,18 +46,26 @@ __all__ = ["Load", "NoPeerError", "run_gateway_bench"]
 COUNTED: Final = ("requests_total", "index_blocks", "tokenizer_mismatch_total",
                   "decisions_dropped_total", "decisions_buffered")  # fmt: skip
 """They show what ran: engines here always say 300 tokens, so a mismatch is a prompt tokenised."""
+MOST_TIMED: Final = 10_000
+"""Requests, whose bodies are made before they are sent."""
 KINDS: Final = tuple(Kind(chars, stream) for chars in (2_000, 20_000) for stream in (True, False))
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
     """What is sent in a run: to measure CPU, `requests` over `clients` connections; for times, as
-    many at `rate_share` of the slower proxy's rate in the first round, or at `rate` a second."""
+    many at `rate_share` of the slower proxy's rate in the first round, or at `rate` a second, and
+    more until `seconds` have passed: p99 of a third of a second is what happened to four."""
 
     requests: int = 400
     clients: int = 16
     rate_share: float = 0.4
     rate: float | None = None
+    seconds: float = 5.0
+
+    def timed_requests(self, rate: float) -> int:
+        """In a run for times."""
+        return min(max(self.requests, round(rate * self.seconds)), MOST_TIMED)
 
 
 def run_gateway_bench(
@@ -88,6 +96,7 @@ def run_gateway_bench(
     return {
         "peer": peer_name, "policy": PEER_POLICY if peer_name else None,
         "requests": load.requests, "clients": load.clients, "rounds": rounds,
+        "seconds": load.seconds,
         "tokenizer": model.name if model_path else None,
         "load_average": [before[0], os.getloadavg()[0]],
         "chars": rows, "counted": {name: counted[name] for name in COUNTED}, "gateway_rss_bytes": rss, "tokenise": figures,
@@ -137,7 +146,8 @@ class _Bench:
                 self._measure_times(name, kind, runs[name], rate)
         asked = list(prompts(kind, load.requests, next(self._seeds)))
         tokenise_ms = spent_seconds(self._tokenizer, asked) / len(asked) * 1000
-        return {"rate_per_second": rate, **_row(runs, tokenise_ms)}
+        timed = load.timed_requests(rate)
+        return {"rate_per_second": rate, "timed_requests": timed, **_row(runs, tokenise_ms)}
 
     def _measure_cpu(self, name: str, proxy: Proxy, kind: Kind, run: _Run) -> None:
         before = proxy.cpu_seconds()
@@ -147,8 +157,8 @@ class _Bench:
         run.per_second.append(num_requests / timed.seconds)
 
     def _measure_times(self, name: str, kind: Kind, run: _Run, rate: float) -> None:
-        bodies = self._bodies(kind, self._load.requests)
-        seed = self._load.requests  # the same arrivals for all
+        bodies = self._bodies(kind, self._load.timed_requests(rate))
+        seed = len(bodies)  # the same arrivals for all
         timed = uvloop.run(at_rate(self._ports_of(name), bodies, rate, seed))
         run.p50_ms.append(timed.ms(0.5))
         run.p99_ms.append(timed.ms(0.99))
