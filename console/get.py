@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from controlplane.gateways.running_schemas import RunningList
     from controlplane.gateways.schemas import Gateway
     from controlplane.ledger.schemas import LedgerList, LedgerSummary
+    from controlplane.policies.schemas import PolicyRevision
 
 Filter = Annotated[str | None, typer.Option()]
 request_app = typer.Typer(help="Act on requests in flight.", no_args_is_help=True)
@@ -55,7 +56,8 @@ def get_ledger(
         url, lambda client: client.send(calls.ledger(kind, window, limit, **named))
     )
     total = call_control_plane(url, lambda client: client.send(calls.summary(window, **named)))
-    show(page, lambda: _ledger(page, total), as_json=as_json)
+    active = call_control_plane(url, lambda client: client.policies())
+    show(page, lambda: _ledger(page, total, active), as_json=as_json)
 
 
 def get_running(
@@ -101,26 +103,26 @@ def cancel(
 def _request(decision: Decision) -> str:
     from console.text import sentences, table_text  # noqa: PLC0415
     from console.viewmodel import requests  # noqa: PLC0415
+    from console.viewmodel.table import Text  # noqa: PLC0415
 
     view = requests.request(decision, now=_now(), tz=_zone())
     tables = (requests.phases(view), view.prefill, view.decode, view.legs)
     parts = [
         f"{view.request_id}\n{sentences(view.head)}",
-        f"OUTCOME  {view.outcome.text}",
+        sentences((Text(f"OUTCOME  {view.outcome.text}"), *view.remarks)),
         *(table_text(table) for table in tables),
-        sentences(view.remarks),
     ]
     return "\n\n".join(part for part in parts if part)
 
 
-def _ledger(page: LedgerList, total: LedgerSummary) -> str:
+def _ledger(page: LedgerList, total: LedgerSummary, active: list[PolicyRevision]) -> str:
     from console.text import sentences, table_text  # noqa: PLC0415
     from console.viewmodel import ledger  # noqa: PLC0415
 
-    head = ledger.head(total)
+    head = ledger.head(total, active, now=_now(), tz=_zone())
     rows = table_text(ledger.ledger(page.items, now=_now(), tz=_zone()))
     classes = f"\n{table_text(head.classes)}" if len(head.classes.rows) > 1 else ""
-    return f"{rows}\n\n{sentences((head.counts, head.wrong))}{classes}"
+    return f"{rows}\n\n{sentences((head.counts, *head.causes, head.wrong))}{classes}"
 
 
 def _running(found: RunningList) -> str:

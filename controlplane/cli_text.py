@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 
 from controlplane.audit.schemas import AuditRow
+from controlplane.decisions import words
 from controlplane.decisions.schemas import Decision
 from controlplane.fleet.schemas import Worker
 from controlplane.nodes.schemas import Node
@@ -130,15 +131,23 @@ def requests(items: list[Decision]) -> str:
             d.tenant,
             d.status,
             number(d.prompt_tokens),
-            percent(d.hit_tokens, d.engine_prompt_tokens or d.prompt_tokens),
+            _hit(d),
             _latency(d, d.ttft_seconds),
             _latency(d, d.tbt_p95_seconds),
-            f"{d.prefill_worker or '-'} -> {d.decode_worker or '-'}",
+            words.route(d),
             _why(d),
         )
         for d in items
     )
     return table(head, rows, "No request matches.")
+
+
+def _hit(d: Decision) -> str:
+    """`-`: it was turned away, or has no tokens to count."""
+    never = d.status == "rejected" or d.request_bytes is not None
+    if d.hit_tokens is None and never:
+        return numbers.NO_TRAFFIC
+    return percent(d.hit_tokens, d.engine_prompt_tokens or d.prompt_tokens)
 
 
 def _latency(d: Decision, seconds: float | None) -> str:
@@ -149,6 +158,8 @@ def _latency(d: Decision, seconds: float | None) -> str:
 
 def _why(d: Decision) -> str:
     """What went wrong, in a line, as the consoles say it."""
+    if d.status == "rejected":
+        return words.rejection(d)
     if not d.error:
         return ""
     status = f"{d.http_status}: " if d.http_status else ""

@@ -175,7 +175,7 @@ def policy_lines(context: Context, name: str, width: int) -> list[Line]:
 
 
 def request_lines(context: Context, request_id: str, width: int) -> list[Line]:
-    """Waterfall, decision, legs, outcome."""
+    """What came of it and why, waterfall, decision, legs."""
     found = context.snapshot.decision(request_id)
     if found is None:
         if not context.snapshot.is_unrecorded(request_id):
@@ -184,15 +184,15 @@ def request_lines(context: Context, request_id: str, width: int) -> list[Line]:
     view = requests.request(found, now=context.server_now, tz=context.tz)
     lines = [part for text in view.head for part in wrapped(" ", text, width)]
     lines.append(line(""))
+    lines.extend(wrapped(" OUTCOME  ", view.outcome, width))
+    for remark in view.remarks:
+        lines.extend(wrapped(" ", remark, width))
+    lines.append(line(""))
     lines.extend(waterfall_lines(view, width, ascii_only=context.caps.ascii_only))
     lines.append(line(""))
     lines.extend(wrapped(" ", Text(view.context, "strong"), width))
     for table in (view.prefill, view.decode, view.legs):
         lines.extend(line("  ", *row) for row in whole_lines(table, width - 3))
-    for remark in view.remarks:
-        lines.extend(wrapped(" ", remark, width))
-    lines.append(line(""))
-    lines.extend(wrapped(" OUTCOME  ", view.outcome, width))
     return lines
 
 

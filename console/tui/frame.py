@@ -17,6 +17,8 @@ from console.viewmodel.table import Tone, clean
 
 MIN_WIDTH, MIN_HEIGHT = 60, 15
 COMPACT_WIDTH, COMPACT_HEIGHT = 100, 30
+SMALL_HEIGHT = 22
+"""Below it a screen shows what is wrong before what is well."""
 WIDE_WIDTH = 160
 DETAIL_WIDTH = 56
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from console.tui.context import Context
 from console.tui.doctor_lines import wrapped
-from console.tui.frame import COMPACT_HEIGHT
+from console.tui.frame import COMPACT_HEIGHT, SMALL_HEIGHT
 from console.tui.lines import Line, line, table_lines
 from console.viewmodel import ledger, running, worker_health
 
@@ -21,8 +21,15 @@ def running_head_lines(context: Context, width: int) -> list[Line]:
 def ledger_head_lines(context: Context, width: int, height: int) -> list[Line]:
     """What the last hour comes to; by class where there is room."""
     report = context.snapshot.ledger
-    head = ledger.head(report.summary if report else None)
-    lines = [*wrapped(head.counts, width), *wrapped(head.wrong, width)]
+    head = ledger.head(
+        report.summary if report else None,
+        context.snapshot.policies,
+        now=context.server_now,
+        tz=context.tz,
+    )
+    few = head.causes if height >= SMALL_HEIGHT else head.causes[:1]
+    texts = (head.counts, *few, head.wrong)
+    lines = [part for text in texts for part in wrapped(text, width)]
     if height >= COMPACT_HEIGHT and len(head.classes.rows) > 1:
         lines.extend([line(""), *(line(" ", *row) for row in table_lines(head.classes, width - 2))])
     return [*lines, line("")]

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import tzinfo
+from datetime import UTC, tzinfo
 
 from console.viewmodel import numbers
 from console.viewmodel.filters import FieldKind
 from console.viewmodel.table import Column, Fact, Row, Table, Text, cell
 from controlplane.ledger.schemas import FalseRejects, LedgerEntry, LedgerSummary
+from controlplane.policies.schemas import PolicyRevision
 
 WINDOW_SECONDS = 3600.0
 """Of the summary."""
+MAX_CAUSES = 3
 NOT_YET = "The ledger has not been read yet."
 COLUMNS = (
     Column("at", "TIME", 8),
     Column("request", "REQUEST", 8),
     Column("kind", "WHAT", 8),
     Column("gate", "GATE", 10),
+    Column("policy", "POLICY", 8),
     Column("priority", "CLASS", 8, drop=3),
     Column("tenant", "TENANT", 8, drop=4),
     Column("predicted", "PREDICTED", 9, "right"),
@@ -38,6 +41,8 @@ FIELDS: dict[str, FieldKind] = {
     "id": "text",
     "what": "text",
     "gate": "text",
+    "policy": "text",
+    "revision": "number",
     "class": "text",
     "tenant": "text",
     "model": "text",
@@ -52,11 +57,13 @@ FIELDS: dict[str, FieldKind] = {
 
 @dataclass(frozen=True, slots=True)
 class LedgerHead:
-    """Above the rows: what the window holds, what became of the probes, the same by class."""
+    """Above the rows: what the window holds, by which policies' revisions, what became of the
+    probes, the same by class."""
 
     counts: Text
     wrong: Text
     classes: Table
+    causes: tuple[Text, ...] = ()
 
 
 def ledger(entries: Sequence[LedgerEntry], *, now: float, tz: tzinfo) -> Table:
@@ -65,8 +72,15 @@ def ledger(entries: Sequence[LedgerEntry], *, now: float, tz: tzinfo) -> Table:
     return Table(COLUMNS, rows, "Nobody was turned away, and no probe was let in.")
 
 
-def head(summary: LedgerSummary | None) -> LedgerHead:
-    """The sentence an operator wants first: how many, and how many of them wrongly."""
+def head(
+    summary: LedgerSummary | None,
+    policies: Sequence[PolicyRevision] = (),
+    *,
+    now: float = 0.0,
+    tz: tzinfo = UTC,
+) -> LedgerHead:
+    """The sentence an operator wants first: how many, by what, and how many of them wrongly.
+    `policies`: those in force. `now` in seconds since the epoch."""
     if summary is None:
         return LedgerHead(Text(NOT_YET, "muted"), Text(""), Table(CLASS_COLUMNS, ()))
     window = numbers.window(summary.window_seconds)
@@ -92,7 +106,29 @@ def head(summary: LedgerSummary | None) -> LedgerHead:
         Text(counts),
         _wrong(summary),
         Table(CLASS_COLUMNS, tuple(rows), "No class has a rejection."),
+        _causes(summary, policies, now, tz),
     )
+
+
+def _causes(
+    summary: LedgerSummary, policies: Sequence[PolicyRevision], now: float, tz: tzinfo
+) -> tuple[Text, ...]:
+    """`512 by slo/default r3 (TTFT): in force since 11:07:48, by root: drill`; the last ones."""
+    in_force = {f"{one.kind}/{one.scope} r{one.revision}": one for one in policies if one.active}
+    said = []
+    for cause in summary.causes[:MAX_CAUSES]:
+        by = cause.policy or "a policy that no record names"
+        text = f"{numbers.count(cause.turned_away)} by {by} ({_gate(cause.gate)})"
+        found = in_force.get(cause.policy)
+        if found is not None:
+            since = numbers.stamp(found.created_at, now, tz)
+            reason = f": {found.reason}" if found.reason else ""
+            text += f", in force since {since}, by {found.author}{reason}"
+        elif in_force and cause.policy:
+            text += f", no longer in force; last {numbers.stamp(cause.last_at, now, tz)}"
+        said.append(cell(text, "plain" if found is not None else "muted"))
+    more = len(summary.causes) - MAX_CAUSES
+    return (*said, Text(f"and {more} more", "muted")) if more > 0 else tuple(said)
 
 
 def share(found: FalseRejects) -> str:
@@ -121,11 +157,13 @@ def _wrong(summary: LedgerSummary) -> Text:
 def _row(entry: LedgerEntry, now: float, tz: tzinfo) -> Row:
     verdict = _met(entry)
     over = entry.predicted_seconds - entry.limit_seconds
+    name, _, revision = entry.policy.partition(" r")
     cells = (
         Text(numbers.stamp(entry.at, now, tz)),
         cell(numbers.short_id(entry.request_id)),
         Text(entry.kind, "accent" if entry.kind == "probe" else "plain"),
         Text(_gate(entry.gate)),
+        cell(_policy(entry.policy)),
         cell(entry.priority or "-"),
         cell(entry.tenant),
         Text(numbers.duration(entry.predicted_seconds) + ("!" if over > 0 else "")),
@@ -138,6 +176,8 @@ def _row(entry: LedgerEntry, now: float, tz: tzinfo) -> Row:
         "id": entry.request_id,
         "what": entry.kind,
         "gate": entry.gate,
+        "policy": name,
+        "revision": int(revision) if revision.isdigit() else None,
         "class": entry.priority,
         "tenant": entry.tenant,
         "model": entry.model,
@@ -178,6 +218,11 @@ def _missed(entry: LedgerEntry) -> bool:
 def _gate(name: str) -> str:
     names = {"ttft": "TTFT", "tbt": "TBT", "queue_full": "queue full"}
     return names.get(name, name or "-")
+
+
+def _policy(name: str) -> str:
+    """`slo r2` of the default scope, `slo/llama-8b r2` of another one."""
+    return name.replace("/default ", " ") or numbers.UNKNOWN
 
 
 def _or_dash(seconds: float | None) -> str:

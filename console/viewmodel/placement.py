@@ -5,6 +5,7 @@ from __future__ import annotations
 from console.viewmodel import numbers
 from console.viewmodel.table import Text, cell
 from controlplane.decisions.schemas import Decision
+from controlplane.decisions.words import deciding_policy
 from workers.core.error_text import error_text
 
 _GATES = {"queue_full": "the queue was full", "deadline": "it waited up to the SLO's deadline"}
@@ -15,8 +16,10 @@ def admission(decision: Decision) -> Text | None:
     verdict = decision.admission
     if verdict is None:
         return None
+    policy = deciding_policy(decision)
+    by = f" by {policy}" if policy else ""
     if verdict.gate in _GATES:
-        return Text(f"ADMISSION  shed while it waited: {_GATES[verdict.gate]}", "warn")
+        return cell(f"ADMISSION  shed{by} while it waited: {_GATES[verdict.gate]}", "warn")
     predicted, limit = (
         numbers.duration(verdict.predicted_seconds),
         numbers.duration(verdict.limit_seconds),
@@ -24,12 +27,13 @@ def admission(decision: Decision) -> Text | None:
     at = f" at P{verdict.percentile:g}" if verdict.percentile else ""
     said = f"{verdict.gate.upper() or 'prediction'} {predicted}{at} > {limit}"
     if not verdict.probe:
-        return Text(f"ADMISSION  rejected: predicted {said}", "warn")
+        return cell(f"ADMISSION  rejected{by}: predicted {said}", "warn")
     met = {True: "it kept the SLO", False: "it missed the SLO", None: "its end says nothing"}
     measured = numbers.duration(verdict.measured_seconds)
     came = f" ({measured} measured)" if verdict.measured_seconds is not None else ""
     running = "it still runs" if decision.status == "running" else met[verdict.met]
-    return Text(f"ADMISSION  let in as a probe though predicted {said}: {running}{came}", "strong")
+    text = f"ADMISSION  let in as a probe of {policy or 'admission'} though predicted {said}: {running}{came}"
+    return cell(text, "strong")
 
 
 def observed(decision: Decision) -> Text | None:

@@ -10,6 +10,7 @@ from console.viewmodel import numbers, placement
 from console.viewmodel.filters import FieldKind
 from console.viewmodel.table import Column, Fact, Row, Table, Text, Tone, cell, clean
 from controlplane.decisions.schemas import Decision, DecodeCandidate, Phase, PrefillCandidate
+from controlplane.decisions.words import rejection, route
 from workers.core.error_text import error_text
 
 BAR_WIDTH = 28
@@ -165,20 +166,10 @@ def _slow(decision: Decision) -> bool:
     return bool(predicted) and measured is not None and measured > SLOW_RATIO * (predicted or 0)
 
 
-def route(decision: Decision) -> str:
-    """`p1 -> d1`; a rejected request names the best that was not good enough."""
-    if decision.status == "rejected" and not decision.decode_worker:
-        best = min(decision.prefill_candidates, key=lambda c: c.ttft_seconds, default=None)
-        return f"{best.worker_id} best" if best else numbers.NO_TRAFFIC
-    return f"{decision.prefill_worker or numbers.NO_TRAFFIC} -> {decision.decode_worker or numbers.NO_TRAFFIC}"
-
-
 def why(decision: Decision) -> str:
     """The shortest true reason for what is unusual about the request, or nothing."""
     if decision.status == "rejected":
-        retry = decision.retry_after_seconds
-        after = f"; Retry-After {numbers.duration(retry)}" if retry is not None else ""
-        return f"{decision.http_status or 429}: {decision.error or 'rejected'}{after}"
+        return rejection(decision)
     if decision.error:
         return _error_words(decision)
     worst = max(decision.phases, key=_excess, default=None)
@@ -251,15 +242,17 @@ DECODE_COLUMNS = (
 LEG_COLUMNS = (
     Column("leg", "LEG", 8),
     Column("worker", "WORKER", 10),
-    Column("prompt", "PROMPT", 7, "right"),
-    Column("device", "HIT DEV", 9, "right"),
-    Column("pool", "HIT POOL", 9, "right"),
-    Column("computed", "COMPUTED", 9, "right"),
-    Column("loaded", "LOADED", 16, "right"),
-    Column("stored", "STORED", 16, "right", drop=2),
-    Column("failed", "FAILED", 6, "right", drop=1),
+    Column("prompt", "TOKENS", 7, "right"),
+    Column("device", "= DEVICE", 9, "right"),
+    Column("pool", "+ POOL", 9, "right"),
+    Column("computed", "+ COMPUTED", 10, "right"),
+    Column("loaded", "BLOCKS LOADED", 16, "right", drop=1),
+    Column("stored", "BLOCKS STORED", 16, "right", drop=3),
+    Column("failed", "BLOCKS FAILED", 13, "right", drop=2),
     Column("wait", "KV WAIT", 9, "right"),
 )
+"""The prompt's tokens are a sum: in the engine's own cache, from the pool, computed. What crossed
+between pool and device counts in blocks, with their bytes."""
 
 
 def request(decision: Decision, *, now: float, tz: tzinfo) -> RequestView:
@@ -444,13 +437,18 @@ def _legs(decision: Decision) -> tuple[Row, ...]:
             Text(numbers.count(leg.device_hit_tokens)),
             Text(numbers.count(leg.pool_hit_tokens)),
             Text(numbers.count(leg.computed_tokens)),
-            Text(f"{numbers.count(leg.loaded_blocks)}, {numbers.moved_bytes(leg.loaded_bytes)}"),
-            Text(f"{numbers.count(leg.stored_blocks)}, {numbers.moved_bytes(leg.stored_bytes)}"),
+            Text(_blocks(leg.loaded_blocks, leg.loaded_bytes)),
+            Text(_blocks(leg.stored_blocks, leg.stored_bytes)),
             Text(numbers.count(leg.failed_blocks), "critical" if leg.failed_blocks else "plain"),
             Text(numbers.duration(leg.kv_wait_seconds)),
         )
         rows.append(Row(name, cells, {"worker": leg.worker_id}))
     return tuple(rows)
+
+
+def _blocks(num: int, size: int) -> str:
+    """`20 (41 kB)`."""
+    return f"{numbers.count(num)} ({numbers.moved_bytes(size)})" if num else numbers.count(0)
 
 
 def _outcome(decision: Decision) -> Text:
@@ -486,4 +484,8 @@ def _to_first_token(decision: Decision) -> str:
     if best is None or predicted is None or predicted <= best.ttft_seconds:
         return ""
     rest = numbers.duration(predicted - best.ttft_seconds)
-    return f"  SUM + {rest} after prefill = predicted TTFT {numbers.duration(predicted)}"
+    verdict = decision.admission
+    judged = ""
+    if verdict is not None and verdict.gate == "ttft" and verdict.percentile:
+        judged = f", {numbers.duration(verdict.predicted_seconds)} at P{verdict.percentile:g}"
+    return f"  SUM + {rest} after prefill = predicted TTFT {numbers.duration(predicted)}{judged}"

@@ -67,6 +67,17 @@ async def counts(
     return [(row[0], row[1], row[2], row[3]) for row in await session.execute(query)]
 
 
+async def causes(
+    session: AsyncSession, filters: LedgerFilters, limit: int
+) -> list[tuple[str, str | None, int, datetime]]:
+    """(gate, policy, how many it turned away, when last), the last one first."""
+    last = func.max(LedgerRow.at)
+    columns = (LedgerRow.gate, LedgerRow.policy)
+    counted: Any = select(*columns, func.count(), last).where(LedgerRow.kind != "probe")
+    query = _filtered(counted, filters).group_by(*columns).order_by(last.desc()).limit(limit)
+    return [(row[0], row[1], row[2], row[3]) for row in await session.execute(query)]
+
+
 async def prune(session: AsyncSession, oldest: datetime, keep: int) -> None:
     """Drop what is older than `oldest`, and all but the newest `keep`."""
     await session.execute(delete(LedgerRow).where(LedgerRow.at < oldest))

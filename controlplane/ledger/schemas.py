@@ -38,6 +38,7 @@ class LedgerEntry(Schema):
     met: bool | None = None
     retry_after_seconds: float | None = None  # what its client was told; null: nothing, or a probe
     would_have_met: FalseRejects | None = None
+    policy: str = ""  # that decided: "slo/default r2"; empty in rows of older versions
 
 
 class LedgerList(Page):
@@ -56,8 +57,17 @@ class ClassSummary(Schema):
     false_rejects: FalseRejects
 
 
+class CauseSummary(Schema):
+    """How many one revision of a policy turned away (rejected or shed) at one gate."""
+
+    gate: str
+    policy: str  # "slo/default r2"
+    turned_away: int
+    last_at: datetime
+
+
 class LedgerSummary(Schema):
-    """GET /api/v1/ledger/summary?window=3600."""
+    """GET /api/v1/ledger/summary?window=3600. `causes`: the last one first, 20 at most."""
 
     window_seconds: float
     rejected: int = 0
@@ -65,3 +75,4 @@ class LedgerSummary(Schema):
     probes: int = 0
     false_rejects: FalseRejects
     classes: list[ClassSummary] = []
+    causes: list[CauseSummary] = []

@@ -13,9 +13,11 @@ from controlplane.core.ledger import Probe, would_have_met
 from controlplane.core.ledger import false_rejects as interval
 from controlplane.cursors import make_cursor, parse_cursor
 from controlplane.decisions.schemas import Decision
+from controlplane.decisions.words import deciding_policy
 from controlplane.ledger import repository
 from controlplane.ledger.repository import LedgerFilters
 from controlplane.ledger.schemas import (
+    CauseSummary,
     ClassSummary,
     FalseRejects,
     LedgerEntry,
@@ -26,6 +28,7 @@ from controlplane.ledger.tables import LedgerRow
 
 KEEP_ROWS = 50_000
 KEEP_DAYS = 7
+MAX_CAUSES = 20
 MAX_PROBES = 500
 """Newest probes that a rejected request is compared with."""
 
@@ -76,7 +79,14 @@ class Ledger:
             probes=total.get("probe", 0),
             false_rejects=_false_rejects(total),
             classes=[_class(name, by_class[name]) for name in sorted(by_class)],
+            causes=await self._causes(session, filters),
         )
+
+    async def _causes(self, session: AsyncSession, filters: LedgerFilters) -> list[CauseSummary]:
+        return [
+            CauseSummary(gate=gate, policy=policy or "", turned_away=count, last_at=last)
+            for gate, policy, count, last in await repository.causes(session, filters, MAX_CAUSES)
+        ]
 
     async def prune(self, session: AsyncSession) -> None:
         oldest = self.clock.now() - timedelta(days=KEEP_DAYS)
@@ -116,6 +126,7 @@ def _row(decision: Decision) -> dict[str, object]:
         "measured_seconds": verdict.measured_seconds,
         "met": verdict.met,
         "retry_after_seconds": decision.retry_after_seconds,
+        "policy": deciding_policy(decision).replace("\x00", "")[:320] or None,
     }
 
 
@@ -138,6 +149,7 @@ def _entry(row: LedgerRow, likes: dict[tuple[str, str], list[Probe]]) -> LedgerE
         met=row.met,
         retry_after_seconds=row.retry_after_seconds,
         would_have_met=estimate,
+        policy=row.policy or "",
     )
 
 

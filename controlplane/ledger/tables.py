@@ -26,3 +26,4 @@ class LedgerRow(Base):
     measured_seconds: Mapped[float | None]
     met: Mapped[bool | None]
     retry_after_seconds: Mapped[float | None]
+    policy: Mapped[str | None] = mapped_column(String(320))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from controlplane.core.ledger import false_rejects
@@ -15,6 +15,7 @@ from controlplane.gateways.schemas import (
     WorkerLoad,
 )
 from controlplane.ledger.schemas import (
+    CauseSummary,
     ClassSummary,
     FalseRejects,
     LedgerEntry,
@@ -72,7 +73,7 @@ def make_entry(number: int, at: datetime, **changes: Any) -> LedgerEntry:
         "request_id": f"{number:08x}cafe4711", "at": at - timedelta(seconds=number),
         "kind": "rejected", "gate": "ttft", "model": "llama-8b", "tenant": "acme",
         "priority": "batch", "predicted_seconds": 2.31, "limit_seconds": 2.0,
-        "retry_after_seconds": 3.0, "would_have_met": wrong(20, 1),
+        "retry_after_seconds": 3.0, "would_have_met": wrong(20, 1), "policy": "slo/default r41",
     }  # fmt: skip
     return LedgerEntry.model_validate(values | changes)
 
@@ -91,6 +92,9 @@ def make_ledger(at: datetime) -> LedgerList:
     ])  # fmt: skip
 
 
+LAST_AT = datetime(2026, 12, 1, 13, 7, 21, tzinfo=UTC)
+
+
 def make_summary(**changes: Any) -> LedgerSummary:
     values: dict[str, Any] = {
         "window_seconds": 3600.0, "rejected": 1204, "shed": 31, "probes": 62,
@@ -98,6 +102,10 @@ def make_summary(**changes: Any) -> LedgerSummary:
         "classes": [
             ClassSummary(priority="batch", rejected=1200, shed=30, probes=60, false_rejects=wrong(57, 7)),
             ClassSummary(priority="interactive", rejected=4, shed=1, probes=2, false_rejects=wrong(0, 0)),
+        ],
+        "causes": [
+            CauseSummary(gate="ttft", policy="slo/default r41", turned_away=1190, last_at=LAST_AT),
+            CauseSummary(gate="ttft", policy="slo/default r40", turned_away=14, last_at=LAST_AT),
         ],
     }  # fmt: skip
     return LedgerSummary.model_validate(values | changes)

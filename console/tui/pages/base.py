@@ -30,7 +30,7 @@ class Location:
         if noun in ("rejections", "in-flight"):
             return cls("requests", noun.replace("-", "_"))
         if noun == "kvwait" or path == "requests/slow":
-            return cls("requests")
+            return cls("requests", "live")
         if noun == "transfers":
             return cls("pair", name) if "/" in name else cls(noun)
         return cls(noun, name)

@@ -63,10 +63,11 @@ async def rejections_page(context: Context) -> Page:
     call = ledger_calls.ledger(limit=limit, cursor=viewer.cursor or None)
     found: LedgerList = await context.client.send(call)
     summary: LedgerSummary = await context.client.send(ledger_calls.summary(ledger.WINDOW_SECONDS))
+    active = await context.client.policies()
     table = ledger.ledger(found.items, now=context.now, tz=viewer.tz)
     shown = filtered(table, viewer, ledger.FIELDS, MAX_ROWS)
     data = {
-        "head": ledger.head(summary),
+        "head": ledger.head(summary, active, now=context.now, tz=viewer.tz),
         "rows": shown.table,
         "count": shown.count,
         "filter_error": shown.error,

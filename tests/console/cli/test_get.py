@@ -23,7 +23,8 @@ def test_what_runs_reads_as_on_the_screen(world: Any) -> None:
 
 
 def test_the_ledger_ends_with_what_it_comes_to(world: Any) -> None:
-    text = get._ledger(world.ledger, world.summary)
+    text = get._ledger(world.ledger, world.summary, world.policies)
+    assert "1,190 by slo/default r41 (TTFT), in force since" in text
     assert "rejected wrongly: 12.1 % of 58 probes (95 %: 6.0 to 22.9 %)" in text
     assert "interactive" in text
 

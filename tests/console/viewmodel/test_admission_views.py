@@ -56,6 +56,24 @@ class TestLedger:
         )
         assert texts(head.classes, "wrong")[1] == "--"
 
+    def test_the_head_names_the_revisions_that_turned_them_away(self, world: Any) -> None:
+        head = ledger.head(make_summary(), world.policies, now=world.now, tz=UTC)
+        assert [text.text for text in head.causes] == [
+            "1,190 by slo/default r41 (TTFT), in force since 08:07:30, by ana: tighter",
+            "14 by slo/default r40 (TTFT), no longer in force; last 13:07:21",
+        ]
+        many = [make_summary().causes[0]] * 5
+        said = ledger.head(make_summary(causes=many), world.policies, now=world.now, tz=UTC)
+        assert said.causes[-1].text == "and 2 more"
+
+    def test_each_row_names_its_policy(self, world: Any) -> None:
+        assert texts(self.table(world), "policy")[0] == "slo r41"
+        rows = self.table(world).rows
+        assert len(filters.parse("policy=slo/default", ledger.FIELDS).apply(rows)) == len(rows)
+        assert not filters.parse("revision<41", ledger.FIELDS).apply(rows)
+        older = world.ledger.items[0].model_copy(update={"policy": ""})
+        assert texts(ledger.ledger([older], now=world.now, tz=UTC), "policy") == ["--"]
+
     @pytest.mark.parametrize(
         ("changes", "words"),
         [
@@ -193,7 +211,9 @@ class TestRemarks:
             text = placement.admission(record)
             return text.text if text else ""
 
-        assert said("rejected") == "ADMISSION  rejected: predicted TTFT 2.31 s at P95 > 2.00 s"
+        assert said("rejected") == (
+            "ADMISSION  rejected by slo/default r41: predicted TTFT 2.31 s at P95 > 2.00 s"
+        )
         assert "it kept the SLO (1.90 s measured)" in said(
             probe=True, met=True, measured_seconds=1.9
         )

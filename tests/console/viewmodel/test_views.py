@@ -14,6 +14,7 @@ from console.viewmodel.marks import events_of
 from console.viewmodel.policies import Draft
 from console.viewmodel.state import ConsoleState, Snapshot
 from console.viewmodel.table import Table, cell, clean
+from controlplane.decisions.schemas import Verdict
 
 
 def snapshot_of(world: Any) -> Snapshot:
@@ -134,16 +135,17 @@ class TestRequests:
         assert row[10] == "handover 26x"
 
     def test_a_rejection_names_predicted_limit_and_retry(self, world: Any) -> None:
+        verdict = Verdict(gate="ttft", predicted_seconds=2.31, limit_seconds=2.0)
         decision = world.decision(
             1, status="rejected", http_status=429, error="predicted TTFT 2.31 s > 2.00 s",
             retry_after_seconds=3.0, ttft_seconds=None, hit_tokens=None, prefill_worker="",
-            decode_worker="", phases=[],
+            decode_worker="", phases=[], admission=verdict, policy_revisions={"slo/default": 41},
         )  # fmt: skip
         row = [c.text for c in requests.requests([decision], now=world.now, tz=UTC).rows[0].cells]
         assert row[3] == "rejected"
         assert row[5:8] == ["-", "-", "31 ms"]
         assert row[8] == "p3 best"
-        assert row[10] == "429: predicted TTFT 2.31 s > 2.00 s; Retry-After 3.00 s"
+        assert row[10] == "TTFT 2.31 s > 2.00 s, slo/default r41; 429, Retry-After 3.00 s"
 
     def test_waterfall_bars_follow_each_other(self, world: Any) -> None:
         bars, total = requests.waterfall(world.decision(1))

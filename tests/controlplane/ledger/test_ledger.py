@@ -62,6 +62,32 @@ async def test_rejected_shed_and_probes_are_told_apart_and_counted(both, bodies)
     assert decision["priority"] == "batch"
 
 
+async def test_each_revision_that_turned_requests_away_is_named_and_counted(both, bodies):
+    def at(seconds):
+        return (both.clock.now() - timedelta(seconds=seconds)).isoformat()
+
+    revisions = {"admission/default": 2, "cache/default": 1, "slo/llama": 3}
+    await both.report(decisions=[
+        rejected(bodies, "r1", policy_revisions={"slo/default": 2}, at=at(30)),
+        rejected(bodies, "r2", policy_revisions=revisions, at=at(20)),
+        rejected(bodies, "r3", policy_revisions=revisions, at=at(10)),
+        rejected(bodies, "r4", gate="queue_full", policy_revisions=revisions, at=at(5)),
+        rejected(bodies, "r5", policy_revisions={}, at=at(40)),
+        probe(bodies, "p1", 2.1, met=True, policy_revisions=revisions),
+    ])  # fmt: skip
+    items = {item["request_id"]: item["policy"] for item in (await both.get("/ledger"))["items"]}
+    assert items == {
+        "r1": "slo/default r2", "r2": "slo/llama r3", "r3": "slo/llama r3",
+        "r4": "admission/default r2", "r5": "", "p1": "slo/llama r3",
+    }  # fmt: skip
+    causes = (await both.get("/ledger/summary"))["causes"]
+    assert [(one["gate"], one["policy"], one["turned_away"]) for one in causes] == [
+        ("queue_full", "admission/default r2", 1), ("ttft", "slo/llama r3", 2),
+        ("ttft", "slo/default r2", 1), ("ttft", "", 1),
+    ]  # fmt: skip
+    assert causes[1]["last_at"] > causes[2]["last_at"]
+
+
 async def test_a_probe_that_ends_later_completes_its_row(both, bodies):
     running = bodies["decision"]("p1", status="running", admission=verdict(probe=True))
     await both.report(decisions=[running])
