@@ -77,6 +77,7 @@ class Job:
     num_retries: int = 0
     opened_at: float | None = None  # when the link it waited for became ready
     first_post_at: float | None = None
+    first_byte_at: float | None = None  # where its transport tells
     verify_seconds: float = 0.0
     _piece: int = 0
     _offset: int = -1
@@ -125,6 +126,10 @@ class Job:
         if not left:
             self.status[part.piece] = ARRIVED
         return gather if not gather.left else None
+
+    def moving_since(self, at: float) -> None:
+        """A byte of it moved then, after it had waited inside of the transport."""
+        self.first_byte_at = at if self.first_byte_at is None else min(at, self.first_byte_at)
 
     def finish_gather(self, gather: Gather) -> None:
         """All of it is in place and verified."""
@@ -186,11 +191,13 @@ class Job:
 
     def _timing(self, now: float) -> Timing:
         ready = self.submitted_at if self.opened_at is None else self.opened_at
-        posted = now if self.first_post_at is None else self.first_post_at
+        began = now if self.first_post_at is None else self.first_post_at
+        if self.first_byte_at is not None:
+            began = max(began, self.first_byte_at)
         return Timing(
-            queue_wait=max(0.0, posted - ready),
+            queue_wait=max(0.0, began - ready),
             setup=max(0.0, ready - self.submitted_at),
-            wire=max(0.0, now - posted - self.verify_seconds),
+            wire=max(0.0, now - began - self.verify_seconds),
             verify=self.verify_seconds,
         )
 

@@ -347,6 +347,8 @@ class Transfers:
                 job = self._op_arrived(link, completion.op_id, completion.checksum, now)
             if job is not None:
                 job.verify_seconds += completion.verify_seconds
+                if completion.moving_seconds:
+                    job.moving_since(now - completion.moving_seconds)
                 jobs[job.request.transfer_id] = job
         for job in jobs.values():
             self._settle(job, link, now)

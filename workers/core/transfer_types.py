@@ -109,13 +109,15 @@ class Op(msgspec.Struct, frozen=True, gc=False):
 class Completion(msgspec.Struct, frozen=True, gc=False):
     """The end of an op. `cause` None: the bytes are in place and verified.
 
-    `checksum` is xxh3_64 over the whole block, as in the source slot's header.
+    `checksum` is xxh3_64 over the whole block, as in the source slot's header. `moving_seconds`: how
+    long ago its first byte moved, where the transport kept it waiting before; 0: it did not.
     """
 
     op_id: int
     cause: Cause | None
     checksum: int = 0
     verify_seconds: float = 0.0
+    moving_seconds: float = 0.0
 
 
 class TransferRequest(msgspec.Struct, frozen=True):
@@ -145,7 +147,8 @@ class TransferState(StrEnum):
 
 
 class Timing(msgspec.Struct, frozen=True, gc=False):
-    """Seconds of one transfer. `wire` is from the first post to the end, less `verify`."""
+    """Seconds of one transfer. `wire` is from the first byte (as far as the transport tells of it,
+    else from the first post) to the end, less `verify`."""
 
     queue_wait: float = 0.0
     setup: float = 0.0

@@ -4,14 +4,19 @@ There is no connection, so no handshake either: the slab's file mode (0600) says
 the facts that the peer published are compared as in a handshake. A slab whose file was unlinked or
 replaced belongs to a process that is gone. Pushing is left to tcp: a reservation is the peer's to
 give, and on one host pulling costs the same.
+
+Copies run beside the engine's thread, several at a time (`copiers`): the engine decides and waits,
+and who asks it for something waits for microseconds. What is small is moved in `poll`.
 """
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import mmap
 import os
-from collections import deque
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from time import perf_counter
 from typing import Final
 
@@ -31,83 +36,159 @@ from workers.transfer.base import (
     SlotMemory,
     Transport,
 )
+from workers.transfer.copiers import Copiers, num_copiers
 
 DEPTH: Final = 4096
-POLL_BYTES: Final = 4 << 20
+SMALL_BYTES: Final = 256 * 1024
+"""So much is moved at once, in the engine's thread: to wake another takes as long."""
 _CHUNK_BYTES: Final = 512 * 1024  # copied and hashed while it is in the cache
+
+GoOn = Callable[[int], bool]
+"""Told how many bytes have moved; False: stop here, the op was given up."""
+_log = logging.getLogger(__name__)
 
 
 class ShmTransport(Transport):
     name = "shm"
     pushes = False
 
-    def __init__(self, memory: SlotMemory) -> None:
+    def __init__(self, memory: SlotMemory, num_threads: int | None = None) -> None:
+        """`num_threads`: that copy at a time; by the machine's cores where it is not given."""
         self.memory = memory
+        self.copiers = Copiers(num_threads or num_copiers(), "shm-copy")
 
     def connect(self, peer: PeerAddress, incarnation: int) -> Endpoint:
-        return ShmEndpoint(self.memory, peer, incarnation)
+        return ShmEndpoint(self.memory, self.copiers, peer, incarnation)
+
+    def close(self) -> None:
+        self.copiers.close()
 
 
 class ShmEndpoint(Endpoint):
-    """Copies in `poll`, a bounded amount each time. numpy's copies release the interpreter."""
+    """`move` runs in the copiers' threads, all else in the engine's. The copies and the hashes
+    release the interpreter."""
 
-    def __init__(self, memory: SlotMemory, peer: PeerAddress, incarnation: int) -> None:
+    def __init__(
+        self, memory: SlotMemory, copiers: Copiers, peer: PeerAddress, incarnation: int
+    ) -> None:
         self._memory = memory
+        self._copiers = copiers
         self._peer = peer
         self._incarnation = incarnation
-        self._queue: deque[Op] = deque()
+        self._lock = threading.Lock()  # of the next four
+        self._open: set[int] = set()  # ops that were taken and have not ended
+        self._given_up: set[int] = set()
+        self._done: list[tuple[Completion, float]] = []  # and when its first byte moved
+        self._moved_bytes = 0
+        self._lost: DownBy | None = None  # why this endpoint can do no more
+        self._small: list[Op] = []
         self._report = Report()
         self._slab: Slab | None = None
         self._file: tuple[str, int, int] | None = None
         self._ended = False
+        self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         down = self._map()
         if down is not None:
             self._report.down = down
-            self._ended = True
+            self.close()
         else:
             self._report.opened = OpenedBy(DEPTH, incarnation or peer.incarnation)
 
     def post(self, ops: Sequence[Op]) -> int:
         if self._ended:
             return 0
-        taken = ops[: max(0, DEPTH - len(self._queue))]
-        self._queue.extend(taken)
+        with self._lock:
+            idle = not self._open
+            taken = ops[: max(0, DEPTH - len(self._open))]
+            self._open.update(op.id for op in taken)
+        if idle and sum(op.length for op in taken) <= SMALL_BYTES:
+            self._small.extend(taken)
+        else:
+            self._copiers.post(self, taken)
         return len(taken)
 
     def cancel(self, op_ids: Sequence[int]) -> None:
         wanted = set(op_ids)
-        cancelled = [op for op in self._queue if op.id in wanted]
-        if cancelled:
-            self._queue = deque(op for op in self._queue if op.id not in wanted)
-            self._report.completions += [Completion(op.id, Cause.CANCELLED) for op in cancelled]
+        back = {*self._copiers.withdraw(self, wanted)}
+        back |= {op.id for op in self._small if op.id in wanted}
+        self._small = [op for op in self._small if op.id not in wanted]
+        with self._lock:
+            self._open -= back
+            self._given_up |= wanted & self._open  # a copier has it: it stops at the next piece
+        self._report.completions += [Completion(op_id, Cause.CANCELLED) for op_id in back]
 
     def poll(self, now: float) -> Report:
         report, self._report = self._report, Report()
         if self._ended:
             return report
-        if self._queue and self._is_gone():
-            report.down = DownBy(Cause.INCARNATION, f"the slab of {self._peer.node_id} is gone")
+        small, self._small = self._small, []
+        self._move_all(small)
+        self._hush()
+        with self._lock:
+            done, self._done = self._done, []
+            report.moved_bytes, self._moved_bytes = self._moved_bytes, 0
+        at = perf_counter()
+        report.completions += [
+            Completion(one.op_id, one.cause, one.checksum, one.verify_seconds, at - began)
+            for one, began in done
+        ]
+        if self._lost is not None:
             self.close()
-            return report
-        while self._queue and report.moved_bytes < POLL_BYTES:
-            op = self._queue.popleft()
-            report.completions.append(self._move(op))
-            report.moved_bytes += op.length
+            report.down = self._lost
         return report
+
+    def fileno(self) -> int:
+        return self._bell
 
     def wake_at(self, now: float) -> float | None:
         report = self._report
-        due = self._queue or report.completions or report.down or report.opened
+        due = self._small or report.completions or report.down or report.opened
         return now if due else None
 
     def close(self) -> None:
-        self._ended = True
-        self._queue.clear()
+        self._ended = True  # copiers stop at the next piece
+        self._small = []
+        self._copiers.withdraw(self)
+        self._copiers.wait_still(self)
+        bell, self._bell = self._bell, -1
+        if bell >= 0:
+            os.close(bell)
         slab, self._slab = self._slab, None
         if slab is not None:
             slab.close()
 
-    # --- copying ----------------------------------------------------------------------------
+    # --- in the copiers' threads ------------------------------------------------------------
+
+    def move(self, ops: Sequence[Op]) -> None:
+        """Copy and verify these, until this endpoint ends."""
+        try:
+            self._move_all(ops)
+        except Exception as error:
+            _log.exception("a copy from the slab of %s failed", self._peer.node_id)
+            text = f"a copy from the slab of {self._peer.node_id} failed: {error}"
+            self._lost = DownBy(Cause.CONNECTION, text)
+        os.eventfd_write(self._bell, 1)  # `close` waits for this
+
+    def _move_all(self, ops: Sequence[Op]) -> None:
+        if ops and self._is_gone():
+            text = f"the slab of {self._peer.node_id} is gone"
+            self._lost = DownBy(Cause.INCARNATION, text)
+        for op in ops:
+            if self._ended or self._lost is not None:
+                return
+            began = perf_counter()
+            wanted = self._go_on(op.id, 0)
+            completion = self._move(op) if wanted else Completion(op.id, Cause.CANCELLED)
+            with self._lock:
+                self._open.discard(op.id)
+                self._given_up.discard(op.id)
+                self._done.append((completion, began))
+
+    def _hush(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_read(self._bell)
+
+    # --- copying -----------------------------------------------------------------------------
 
     def _move(self, op: Op) -> Completion:
         slab, memory, piece = self._slab, self._memory, op.piece
@@ -139,11 +220,19 @@ class ShmEndpoint(Endpoint):
         source = slab.payload(piece.remote_slot, op.offset + op.length)[op.offset :]
         target = self._memory.range(piece.local_slot, op.offset, op.length)
         wanted = found.checksum if op.whole else checksum_of(source)
-        digest, seconds = _copy_hashed(target, source)
+        copied = _copy_hashed(target, source, lambda moved: self._go_on(op.id, moved))
+        if copied is None:
+            return Completion(op.id, Cause.CANCELLED)
+        digest, seconds = copied
         if _found(slab, piece.remote_slot) != found:
             return Completion(op.id, Cause.STALE)
         cause = None if digest == wanted else Cause.CORRUPT
-        return Completion(op.id, cause, found.checksum, seconds)
+        return Completion(op.id, cause, found.checksum, seconds / max(1, self._copiers.num_busy))
+
+    def _go_on(self, op_id: int, moved_bytes: int) -> bool:
+        with self._lock:
+            self._moved_bytes += moved_bytes
+            return not self._ended and op_id not in self._given_up
 
     # --- mapping ----------------------------------------------------------------------------
 
@@ -188,21 +277,19 @@ class ShmEndpoint(Endpoint):
         return (facts.st_dev, facts.st_ino) != (device, inode)
 
 
-def _copy_hashed(target: memoryview, source: memoryview) -> tuple[int, float]:
-    """Copy; the digest of what arrived, and the seconds that hashing took."""
+def _copy_hashed(target: memoryview, source: memoryview, go_on: GoOn) -> tuple[int, float] | None:
+    """Copy; the digest of what arrived, and the seconds that hashing took. None: it was stopped."""
     to, of = np.frombuffer(target, np.uint8), np.frombuffer(source, np.uint8)
-    if len(target) <= _CHUNK_BYTES:
-        np.copyto(to, of)
-        started = perf_counter()
-        return checksum_of(target), perf_counter() - started
     hasher = xxhash.xxh3_64()
     seconds = 0.0
     for start in range(0, len(target), _CHUNK_BYTES):
-        end = start + _CHUNK_BYTES
+        end = min(start + _CHUNK_BYTES, len(target))
         np.copyto(to[start:end], of[start:end])
         started = perf_counter()
         hasher.update(target[start:end])
         seconds += perf_counter() - started
+        if not go_on(end - start):
+            return None
     return hasher.intdigest(), seconds
 
 
