@@ -28,8 +28,10 @@ COLUMNS = (
     Column("limit", "LIMIT", 8, "right", drop=1),
     Column("retry", "RETRY", 7, "right", drop=2),
     Column("measured", "MEASURED", 9, "right", drop=5),
-    Column("met", "WOULD HAVE MET THE SLO", 24, grow=True),
+    Column("met", "WOULD HAVE MET SLO", 18, grow=True),
 )
+_GATES = {"ttft": "TTFT", "tbt": "TBT", "queue_full": "queue", "deadline": "wait"}
+_GATE_WORDS = _GATES | {"queue_full": "queue full", "deadline": "waited up to the deadline"}
 CLASS_COLUMNS = (
     Column("priority", "CLASS", 12),
     Column("rejected", "REJECTED", 9, "right"),
@@ -118,7 +120,7 @@ def _causes(
     said = []
     for cause in summary.causes[:MAX_CAUSES]:
         by = cause.policy or "a policy that no record names"
-        text = f"{numbers.count(cause.turned_away)} by {by} ({_gate(cause.gate)})"
+        text = f"{numbers.count(cause.turned_away)} by {by} ({_GATE_WORDS.get(cause.gate, cause.gate) or 'no gate named'})"
         found = in_force.get(cause.policy)
         if found is not None:
             since = numbers.stamp(found.created_at, now, tz)
@@ -162,7 +164,7 @@ def _row(entry: LedgerEntry, now: float, tz: tzinfo) -> Row:
         Text(numbers.stamp(entry.at, now, tz)),
         cell(numbers.short_id(entry.request_id)),
         Text(entry.kind, "accent" if entry.kind == "probe" else "plain"),
-        Text(_gate(entry.gate)),
+        Text(_GATES.get(entry.gate, entry.gate or "-")),
         cell(_policy(entry.policy)),
         cell(entry.priority or "-"),
         cell(entry.tenant),
@@ -195,14 +197,14 @@ def _met(entry: LedgerEntry) -> Text:
     """Of a probe what came of it; of a rejected one what came of the probes most like it."""
     if entry.kind == "probe":
         if entry.met is None:
-            return Text("open, it ended otherwise", "muted")
+            return Text("open, not measured", "muted")
         return Text("yes, it was let in", "warn") if entry.met else Text("no, it was let in")
     found = entry.would_have_met
     if entry.kind == "shed":
-        return Text("- (its wait was over)", "muted")
+        return Text("- (wait was over)", "muted")
     if found is None or not found.samples:
-        return Text("open, no probe alike", "muted")
-    like = f"{numbers.count(found.met)} of {numbers.count(found.samples)} alike"
+        return Text("open, none alike", "muted")
+    like = f"{numbers.count(found.met)} of {numbers.count(found.samples)}"
     if found.low is not None and found.low > 0.5:
         return Text(f"likely yes, {like}", "warn")
     if found.high is not None and found.high < 0.5:
@@ -213,11 +215,6 @@ def _met(entry: LedgerEntry) -> Text:
 def _missed(entry: LedgerEntry) -> bool:
     measured = entry.measured_seconds
     return measured is not None and measured > entry.limit_seconds
-
-
-def _gate(name: str) -> str:
-    names = {"ttft": "TTFT", "tbt": "TBT", "queue_full": "queue full"}
-    return names.get(name, name or "-")
 
 
 def _policy(name: str) -> str:

@@ -62,7 +62,7 @@ def test_what_the_gateways_know_as_text(world: Any) -> None:
     shown = {noun: screen_text(context_of(world), noun) for noun in ("in-flight", "rejections")}
     assert "1 stuck: 00000001 waits 5 min 40 s for p3: prefill leg" in shown["in-flight"]
     assert "12.1 % of 58 probes" in shown["rejections"]
-    assert "likely no, 1 of 20 alike" in shown["rejections"]
+    assert "likely no, 1 of 20" in shown["rejections"]
     topology = screen_text(context_of(world), "topology")
     assert "left out after failures: d5 at gw-1" in topology
     assert "ejected, trial in 4.2 s" in screen_text(context_of(world), "worker", "d5")
