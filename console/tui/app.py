@@ -185,6 +185,7 @@ class ConsoleApp(App[None], inherit_bindings=False):
                 received=snapshot.received,
                 sample_age=overview.sample_age_seconds if overview else None,
                 retry_at=self.feed.retry_at,
+                connected=self.feed.connected,
             ),
             caps=self.caps,
             can_act=self.can_act,
@@ -245,7 +246,7 @@ class ConsoleApp(App[None], inherit_bindings=False):
         own = self.page.path()
         path = frame.joined(path, own[1:] if path and self.page.name_shown else own)
         self._crumbs.show([frame.crumbs(path, self.page.right(), width)])
-        self._footer.show([self._footer_line(width)])
+        self._footer.show([self._footer_line(context, width)])
         self.prompt.show_around(width)
 
     def _crumb(self, place: Location) -> list[str]:
@@ -254,8 +255,9 @@ class ConsoleApp(App[None], inherit_bindings=False):
             return [place.name[:24], *(["draft"] if place.noun == "draft" else [])]
         return [page.title if page else place.noun]
 
-    def _footer_line(self, width: int) -> Line:
+    def _footer_line(self, context: Context, width: int) -> Line:
         message = self._notice if self.clock() < self._notice_until else self.page.footer_text
+        message = message or frame.unanswered(context)
         left = [k for k in self.page.offered() if k.footer and (self.can_act or not k.acts)]
         left += [keys.VIEWS] if len(self.page.views) > 1 else []
         right = [k for k in keys.GLOBAL if k.footer and k.does != "filter"]
@@ -341,6 +343,8 @@ class ConsoleApp(App[None], inherit_bindings=False):
         self._notice_until = 0.0
         if key is not None:
             await actions.perform(self, key.does)
+        elif (refused := keys.merged(page.keys).get(name)) is not None:
+            self.notice(frame.no_acting(refused, held=self.held is not None))
         elif name in keys.LATER:
             self.notice(palette.later(name))
         else:

@@ -11,7 +11,6 @@ from console.tui.context import Context
 from console.tui.keys import Key
 from console.tui.lines import REVERSE, Line, Span, fit, line, plain_text, toned
 from console.viewmodel import numbers
-from console.viewmodel.freshness import Freshness
 from console.viewmodel.overview import Figure, figures
 from console.viewmodel.table import Tone, clean
 
@@ -56,7 +55,7 @@ def _mark(context: Context) -> list[Span]:
     offset = numbers.offset(context.server_now, context.tz)
     match fresh.mark:
         case "connecting":
-            return [Span(f"CONNECTING{_retry(fresh)}", REVERSE)]
+            return [Span(f"CONNECTING{fresh.retry_text}", REVERSE)]
         case "stale":
             return [Span(fresh.stale_text, tone_style("warn") + REVERSE)]
         case "held":
@@ -66,11 +65,6 @@ def _mark(context: Context) -> list[Span]:
         case "live" | "late":
             tone = toned(fresh.age_text, "warn" if fresh.mark == "late" else "plain")
             return [toned("LIVE", "well"), Span(f" {now} {offset}  "), tone]
-
-
-def _retry(fresh: Freshness) -> str:
-    seconds = fresh.retry_seconds
-    return "" if seconds is None else f", retry in {max(0.0, seconds):.0f} s"
 
 
 def _alarms(context: Context) -> list[Span]:
@@ -149,6 +143,24 @@ _SHORT = {
 
 def _short(key: Key) -> str:
     return _SHORT.get(key.does, key.words)
+
+
+def no_acting(key: Key, *, held: bool) -> str:
+    """Why an acting key does nothing, and the way out."""
+    if held:
+        return f"{key.shown} {_short(key)} acts on now, and this moment is held: = goes back."
+    return (
+        f"{key.shown} {_short(key)} needs the operator's token ($PERILUNE_TOKEN); you are viewer."
+    )
+
+
+def unanswered(context: Context) -> str:
+    """While nothing comes any more: since when, what that means, what to press; else nothing."""
+    fresh = context.fresh
+    if not fresh.is_stale or fresh.age_seconds is None:
+        return ""
+    since = numbers.clock(context.server_now - fresh.age_seconds, context.tz)
+    return f"No answer since {since}. Gateways go on without it. Ctrl-r tries now, ? help"
 
 
 def too_small(width: int, height: int) -> str:

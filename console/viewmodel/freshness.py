@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import ceil
 from typing import Literal
 
 from console.viewmodel.numbers import UNKNOWN, age
@@ -34,11 +35,16 @@ class Freshness:
 
     @property
     def stale_text(self) -> str:
-        """`STALE 14 s, retry in 2 s`."""
-        retry = (
-            "" if self.retry_seconds is None else f", retry in {max(0.0, self.retry_seconds):.0f} s"
-        )
-        return f"STALE {age(self.age_seconds)}{retry}"
+        """`STALE 14 s, retry in 2 s`; `STALE 14 s, trying now`."""
+        return f"STALE {age(self.age_seconds)}{self.retry_text}"
+
+    @property
+    def retry_text(self) -> str:
+        """`, retry in 2 s`, `, trying now` while a try has not failed yet, or nothing."""
+        if self.retry_seconds is None:
+            return ""
+        seconds = ceil(self.retry_seconds)
+        return f", retry in {seconds} s" if seconds > 0 else ", trying now"
 
 
 def freshness(
@@ -48,15 +54,17 @@ def freshness(
     sample_age: float | None = None,
     retry_at: float | None = None,
     held_at: float | None = None,
+    connected: bool = True,
 ) -> Freshness:
-    """`now`, `received`, `retry_at` on one monotonic clock; `sample_age` as the server gave it."""
+    """`now`, `received`, `retry_at` on one monotonic clock; `sample_age` as the server gave it.
+    Without a connection nothing new can come: then what is no longer fresh is stale."""
     retry = None if retry_at is None else retry_at - now
     if received is None:
         return Freshness("connecting", None, retry)
     seconds = max(0.0, now - received) + max(0.0, sample_age or 0.0)
     if held_at is not None:
         return Freshness("held", seconds, retry, held_at)
-    if seconds >= STALE_SECONDS:
+    if seconds >= (STALE_SECONDS if connected else FRESH_SECONDS):
         return Freshness("stale", seconds, retry)
     return Freshness("live" if seconds < FRESH_SECONDS else "late", seconds, retry)
 

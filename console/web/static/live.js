@@ -6,6 +6,7 @@ import { Stream } from "./stream.js";
 
 const MIN_GAP_MS = 900;
 const MIN_GAP_CHANGE_MS = 300;
+const FRESH_SECONDS = 2;
 const STALE_SECONDS = 10;
 const ANNOUNCE_GAP_MS = 5_000;
 
@@ -17,6 +18,8 @@ let lastStart = 0;
 let rendered = performance.now();
 /** @type {number | null} */
 let retryAt = null;
+/** The stream has ended, been cut or refused: nothing new can come until it is open again. */
+let cut = false;
 /** @type {number | undefined} */
 let timer;
 
@@ -88,13 +91,15 @@ function drawAge() {
   if (!(mark instanceof HTMLElement)) return;
   const silent = (performance.now() - rendered) / 1000;
   const age = silent + Number(mark.dataset.age ?? 0);
-  const lost = silent >= 2 && age >= STALE_SECONDS;
+  const lost = silent >= FRESH_SECONDS && (cut || age >= STALE_SECONDS);
   document.body.classList.toggle("lost", lost);
   mark.classList.toggle("lost", lost);
   if (!lost) return;
   etag = "";
-  const retry = retryAt === null ? 0 : Math.max(0, Math.round((retryAt - performance.now()) / 1000));
-  mark.textContent = `STALE ${Math.round(age)} s, retry in ${retry} s`;
+  const retry = retryAt === null ? 0 : Math.ceil((retryAt - performance.now()) / 1000);
+  mark.textContent = `STALE ${Math.round(age)} s, ${retry > 0 ? `retry in ${retry} s` : "trying now"}`;
+  const since = document.getElementById("since");
+  if (since) since.textContent = new Date(Date.now() - age * 1000).toTimeString().slice(0, 8);
 }
 
 let announced = "";
@@ -114,6 +119,7 @@ const stream = new Stream("/api/v1/events", {
   onEvent: (type) => schedule(type === "tick" ? MIN_GAP_MS : MIN_GAP_CHANGE_MS),
   onState: (open, at) => {
     retryAt = at;
+    cut = !open;
     if (open) schedule(MIN_GAP_CHANGE_MS);
   },
 });

@@ -43,6 +43,22 @@ async def test_every_footer_key_is_in_the_help(world: Any, open_console: Any) ->
         await console.until("KIND/SCOPE")
 
 
+async def test_an_acting_key_says_to_a_viewer_what_it_needs(world: Any, open_console: Any) -> None:
+    async with open_console(world, can_act=False, start="policies") as console:
+        await console.until("slo/default")
+        await console.press("E")
+        await console.until("E edit needs the operator's token ($PERILUNE_TOKEN); you are viewer.")
+        assert not console.source.puts
+
+
+async def test_an_acting_key_says_that_a_moment_is_held(world: Any, open_console: Any) -> None:
+    async with open_console(world, start="policies") as console:
+        await console.press("p", "E")
+        await console.until("E edit acts on now, and this moment is held: = goes back.")
+        await console.press("equals_sign", "E")
+        await console.until("draft on r")
+
+
 async def test_a_viewer_has_no_acting_key(world: Any, open_console: Any) -> None:
     async with open_console(world, can_act=False, start="policies") as console:
         shown = await console.until("viewer", "slo/default")

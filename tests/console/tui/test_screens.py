@@ -81,6 +81,23 @@ class TestStates:
             console.source.tick()
             await console.until("LIVE")
 
+    async def test_e05_a_cut_stream_is_said_at_once_on_every_screen(
+        self, world: Any, open_console: Any
+    ) -> None:
+        async with open_console(world) as console:
+            console.source.down = True
+            console.source.queue.put_nowait(None)
+            console.clock.ahead += 3
+            said = "No answer since 14:07:30. Gateways go on without it. Ctrl-r tries now"
+            for key in "12346780":
+                await console.press(key)
+                shown = await console.until("STALE 3.0 s", said)
+                assert "hit 58.1 %" in shown
+                assert "LIVE" not in shown
+            console.source.down = False
+            console.source.tick()
+            await console.until("LIVE", gone="No answer")
+
     async def test_one_node_lost(self, world: Any, open_console: Any) -> None:
         world.nodes[4] = world.node(
             5, state="lost", heartbeat_age_seconds=38.0, last_heartbeat_at=world.at - timedelta(seconds=38)

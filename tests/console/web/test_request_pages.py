@@ -65,7 +65,7 @@ class TestRejections:
         shown = words((await browser.get("/rejections")).text)
         for part in (
             "1,204 rejected, 31 shed", "12.1 % of 58 probes (95 %: 6.0 to 22.9 %)",
-            "likely no, 1 of 20", "yes, it was let in", "slo r41", "in force since", "3.00 s",
+            "likely no, 1 of 20", "yes, it was let in", "slo r41", "no longer in force", "3.00 s",
         ):  # fmt: skip
             assert part in shown, part
         assert shown.index("12.1 %") < shown.index("likely no")

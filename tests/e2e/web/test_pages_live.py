@@ -327,10 +327,17 @@ class TestTruth:
         page = watched.open("/")
         watched.context.set_offline(True)
         mark = page.locator(".timemark")
-        expect(mark).to_contain_text(re.compile(r"^STALE 1\d s, retry in \d+ s$"), timeout=25_000)
+        expect(mark).to_contain_text(
+            re.compile(r"^STALE 1\d s, (retry in \d+ s|trying now)$"), timeout=25_000
+        )
+        expect(page.locator("#unanswered")).to_have_text(
+            re.compile(r"^No answer from the control plane since \d\d:\d\d:\d\d\.")
+        )
+        expect(page.locator("#unanswered")).to_be_visible()
         assert "lost" in (page.locator("body").get_attribute("class") or "")
         watched.context.set_offline(False)
         expect(mark).to_contain_text("LIVE", timeout=20_000)
+        expect(page.locator("#unanswered")).to_be_hidden()
         assert "lost" not in (page.locator("body").get_attribute("class") or "")
 
 
