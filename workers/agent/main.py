@@ -50,7 +50,7 @@ def parse_arguments(arguments: Sequence[str]) -> AgentSettings:
     parser.add_argument("--heartbeat-seconds", type=float, default=1.0)
     parser.add_argument("--lease-seconds", type=float, default=30.0)
     parser.add_argument("--write-queue-blocks", type=int, default=500)
-    parser.add_argument("--touch-bytes-per-second", type=float, default=float(256 << 20))
+    parser.add_argument("--touch-bytes-per-second", type=float, default=float(1 << 30))
     parser.add_argument("--ssd-path", type=Path, help="a folder on an SSD for the second tier")
     parser.add_argument(
         "--ssd-bytes", type=int, default=0, help="its cap; 0: a tenth of what is free at the start"

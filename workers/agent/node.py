@@ -94,7 +94,9 @@ class Node:
         self._commands_seen: dict[str, None] = {}
         self.namespaces: dict[bytes, NamespaceSpec] = {}
         self.pool_requests = PoolRequests(self)
-        self.transfers = NodeTransfers(settings, self.incarnation, slab_path)
+        self.transfers = NodeTransfers(
+            settings, self.incarnation, slab_path, self.host.storage.attach
+        )
         self.peers = Peers(settings.node_id, settings.secret, settings.tls)
         self.reservations = Reservations(self, self.transfers)
         self.fetcher = Fetcher(self, self.transfers, self.peers, self.reservations)

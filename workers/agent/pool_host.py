@@ -20,6 +20,7 @@ from workers.core.pool_adoption import adopt_in_memory, adopt_on_disk
 from workers.core.pool_base import PoolLimits
 from workers.core.pool_state import PoolState
 from workers.core.tiers import Outcome
+from workers.pool.arena import Slab
 from workers.pool.journal import Recovered
 from workers.pool.records import RECORD_BYTES
 from workers.pool.tier import TierFacts, TierOpened
@@ -36,6 +37,9 @@ class Storage(Protocol):
     """
 
     numa_nodes: list[int]
+
+    def attach(self, slot_bytes: int) -> Slab | None:
+        """The slab as this process has it mapped, cut into slots; None: it has not."""
 
     def recover(self) -> Recovered | None:
         """What a former agent left in the slab; None where nothing is of use."""
@@ -58,6 +62,9 @@ class NoStorage:
 
     def __init__(self) -> None:
         self.numa_nodes: list[int] = []
+
+    def attach(self, slot_bytes: int) -> Slab | None:
+        return None
 
     def recover(self) -> Recovered | None:
         return None

@@ -30,7 +30,7 @@ class AgentSettings:
     token_file: Path | None = None
     lease_seconds: float = 30.0
     write_queue_blocks: int = 500
-    touch_bytes_per_second: float = 256 << 20
+    touch_bytes_per_second: float = 1 << 30
     heartbeat_seconds: float = 1.0
     check_when_idle: bool = False
     check_every_seconds: float = 0.0  # busy or not; 0 = never

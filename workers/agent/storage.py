@@ -49,6 +49,9 @@ class FileStorage:
         self._tier: Tier | None = None
         self._opener: threading.Thread | None = None
 
+    def attach(self, slot_bytes: int) -> Slab:
+        return self._slab_file.slab(slot_bytes)
+
     def recover(self) -> Recovered | None:
         if not self._slab_file.adopted:
             return None
@@ -56,7 +59,7 @@ class FileStorage:
         if journal is None:
             return None
         geometry = journal.geometry
-        slab = Slab.attach(self._slab_file.path, geometry.slot_bytes)
+        slab = self._slab_file.slab(geometry.slot_bytes)
         if slab.num_slots != geometry.num_slots:
             journal.close()
             slab.close()
@@ -73,7 +76,7 @@ class FileStorage:
             except OSError as error:  # blocks then end with this agent, as without a journal
                 _log.warning("no_journal error=%s", error)
         if self._slab is None:
-            self._slab = Slab.attach(self._slab_file.path, slot_bytes)
+            self._slab = self._slab_file.slab(slot_bytes)
         if self._ssd is not None:
             self._open_tier(self._ssd, self._slab, pool.block_bytes)
         self.settle(pool)

@@ -6,6 +6,7 @@ Both begin when the pool has slots, and begin anew when the slots change.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from itertools import count
 
 import msgspec
@@ -36,8 +37,16 @@ _log = logging.getLogger(__name__)
 class NodeTransfers:
     """`engine` is None until `begin`, and where the node has no secret or no transport."""
 
-    def __init__(self, settings: AgentSettings, incarnation: int, slab_path: str) -> None:
+    def __init__(
+        self,
+        settings: AgentSettings,
+        incarnation: int,
+        slab_path: str,
+        attach: Callable[[int], Slab | None] = lambda slot_bytes: None,
+    ) -> None:
+        """`attach`: see `Storage`."""
         self._settings = settings
+        self._attach = attach
         self._incarnation = incarnation
         self._slab_path = slab_path
         self._memory: SlotMemory | None = None
@@ -178,7 +187,8 @@ class NodeTransfers:
     def _begin(self, pool: PoolState) -> None:
         settings = self._settings
         assert settings.secret is not None
-        slab = Slab.attach(self._slab_path, slot_bytes_of(pool.block_bytes))
+        slot_bytes = slot_bytes_of(pool.block_bytes)
+        slab = self._attach(slot_bytes) or Slab.attach(self._slab_path, slot_bytes)
         memory = SlotMemory(slab, _facts(pool, {}), self._incarnation)
         reserved = self.reserved = ReservedSlots(self.on_landed)
         transports: list[Transport] = []

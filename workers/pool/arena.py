@@ -13,6 +13,7 @@ import fcntl
 import mmap
 import os
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from struct import Struct
@@ -23,13 +24,15 @@ import xxhash
 
 from workers.core.blocks import SLOT_HEADER_BYTES
 from workers.core.errors import ConfigError
+from workers.pool.headroom import room_for
 from workers.pool.numa import interleave_this_thread, memory_nodes
+from workers.pool.prefault import CHUNK_BYTES, Pages, core_share, pause_after
 
 SHM_FOLDER: Final = Path("/dev/shm")  # noqa: S108  shared memory has its place
 MAGIC: Final = b"PERISLT1"
 _HEADER: Final = Struct("<8sQQQ16s16x")
 _NO_MAGIC: Final = bytes(len(MAGIC))
-_TOUCH_BYTES: Final = 16 << 20
+_POOR_SECONDS: Final = 1.0
 
 assert _HEADER.size == SLOT_HEADER_BYTES
 
@@ -55,11 +58,15 @@ class Slab:
     Views that `payload` gave out keep the mapping alive; `close` then leaves it to them.
     """
 
-    def __init__(self, mapping: mmap.mmap, slot_bytes: int, header_bytes: int) -> None:
+    def __init__(
+        self, mapping: mmap.mmap, slot_bytes: int, header_bytes: int, *, shared: bool = False
+    ) -> None:
+        """`shared`: the mapping is somebody else's to end."""
         self.slot_bytes = slot_bytes
         self.header_bytes = header_bytes
         self.num_slots = len(mapping) // slot_bytes
         self._mapping = mapping
+        self._shared = shared
         self._view = memoryview(mapping)
 
     @classmethod
@@ -79,6 +86,11 @@ class Slab:
         start = self._start(slot) + self.header_bytes
         end = self._start(slot) + self.slot_bytes if length is None else start + length
         return self._view[start:end]
+
+    @property
+    def everything(self) -> memoryview:
+        """All of the mapping."""
+        return self._view[:]
 
     def whole(self, slot: int) -> memoryview:
         """Header and payload, page-aligned."""
@@ -129,8 +141,9 @@ class Slab:
     def close(self) -> None:
         """Unmap, unless views into it are still about: they unmap it when they go."""
         self._view.release()
-        with contextlib.suppress(BufferError):  # the last view frees it
-            self._mapping.close()
+        if not self._shared:
+            with contextlib.suppress(BufferError):  # the last view frees it
+                self._mapping.close()
 
     def __enter__(self) -> Self:
         return self
@@ -150,7 +163,7 @@ class Slab:
 
 
 class SlabFile:
-    """The agent's side: makes the file, has its pages allocated, unlinks it.
+    """The agent's side: makes the file, has its pages made, unlinks it.
 
     What a killed agent of this name left is taken over where it has the same size (`adopted`), and
     removed where not; whether its contents are worth anything, the journal beside it tells.
@@ -167,6 +180,7 @@ class SlabFile:
         left = _open_left(self.path, slab_bytes)
         self.adopted = left is not None
         self._fd = _make(self.path, slab_bytes) if left is None else left
+        self._mapping = mmap.mmap(self._fd, 0, mmap.MAP_SHARED)
         self.numa_nodes = memory_nodes()
         self._stop = threading.Event()
         self._toucher: threading.Thread | None = None
@@ -176,36 +190,54 @@ class SlabFile:
         return journal_path(self.path)
 
     def start_touching(self, bytes_per_second: float) -> None:
-        """Have the pages allocated in the background, from the slab's start, at a bounded rate.
+        """Have the pages made in the background, from the slab's start, at a bounded rate and with a
+        share of one core: allocated, cleared, and mapped for `slab`.
 
-        Allocation and not access: no page is mapped here, and a full /dev/shm shows as
-        `touch_error` instead of a SIGBUS in whoever writes first.
+        Allocated first: a full /dev/shm shows as `touch_error` instead of a SIGBUS in whoever
+        writes first. Waits where the machine, or a cgroup, has little memory left.
         """
         self._toucher = threading.Thread(
             target=self._touch, args=(bytes_per_second,), name="slab-touch", daemon=True
         )
         self._toucher.start()
 
+    def slab(self, slot_bytes: int, header_bytes: int = SLOT_HEADER_BYTES) -> Slab:
+        """Cut into slots, over the one mapping of this process, whose pages are made ahead. It ends
+        with this."""
+        return Slab(self._mapping, slot_bytes, header_bytes, shared=True)
+
     def close(self) -> None:
         """Stop touching and unlink. Mappings of clients live on until they drop them."""
         self._stop.set()
         if self._toucher is not None:
             self._toucher.join(timeout=5)
+        with contextlib.suppress(BufferError):  # the last view frees it
+            self._mapping.close()
         self.path.unlink(missing_ok=True)
         self.journal_path.unlink(missing_ok=True)
         os.close(self._fd)
 
     def _touch(self, bytes_per_second: float) -> None:
         interleave_this_thread(self.numa_nodes)
-        pause = _TOUCH_BYTES / bytes_per_second
-        while self.touched_bytes < self.slab_bytes and not self._stop.wait(pause):
-            length = min(_TOUCH_BYTES, self.slab_bytes - self.touched_bytes)
+        pages, share = Pages(self._mapping), core_share()
+        able, took = True, 0.0
+        while self.touched_bytes < self.slab_bytes:
+            length = min(CHUNK_BYTES, self.slab_bytes - self.touched_bytes)
+            if self._stop.wait(max(length / bytes_per_second, pause_after(took, share))):
+                return
+            if not room_for(length):
+                took = 0.0
+                self._stop.wait(_POOR_SECONDS)
+                continue
+            began = time.monotonic()
             try:
                 os.posix_fallocate(self._fd, self.touched_bytes, length)
             except OSError as error:
                 self.touch_error = str(error)
                 return
+            able = able and pages.populate(self.touched_bytes, length)
             self.touched_bytes += length
+            took = time.monotonic() - began
 
 
 def journal_path(slab: Path) -> Path:
