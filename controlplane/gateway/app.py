@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import hashlib
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import partial
 from itertools import count
 from math import inf
@@ -78,6 +78,8 @@ log = structlog.get_logger(__name__)
 HOUSEKEEPING_SECONDS = 0.25
 RECORDS_SECONDS = 0.02
 """Often, for what has come due in a quarter of a second takes longer than a first token may wait."""
+MAX_NAMED, MAX_SHOWN = 20, 256
+"""Models that an error names, and characters of what a client gave for one."""
 _ANYBODY = ViewKey("", DEFAULT_TENANT, "*")
 
 
@@ -351,22 +353,20 @@ class Gateway:
             return model
         if model is None and len(models) == 1:
             return next(iter(models))
-        known = ", ".join(sorted(models)) or "none yet"
         if model is not None and not isinstance(model, str):
             kind = type(model).__name__
-            message = f"model: must be a string, this is a {kind}; known models: {known}"
+            message = f"model: must be a string, this is a {kind}; {_known(models)}"
             raise AnswerError(400, message, "invalid_model", "model")
         if not self.cluster.has_view:
             raise AnswerError(503, "the gateway has no view of the cluster yet", "no_view",
                               retry_after=1)  # fmt: skip
-        message = f"the model {model!r} does not exist; known models: {known}"
-        raise AnswerError(404, message, "model_not_found", "model")
+        raise _no_such_model(model, models)
 
     async def _tokens(self, body: ClientBody, model: str) -> list[Sequence[int]] | None:
         tokenizer, settings = self.tokenizers.get(self.cluster.models[model].path), self.settings
-        if tokenizer is None or prompt_chars(body.fields) > settings.max_tokenise_chars:
-            return None
         inline, most = settings.inline_tokenise_chars, settings.max_tokenise_chars
+        if tokenizer is None or prompt_chars(body, most) > most:
+            return None
         return await self.tokenizers.tokens(tokenizer, body, inline, most)
 
     # --- answers of our own ---
@@ -405,9 +405,7 @@ class Gateway:
         for card in cards:
             if card["id"] == name:
                 return msgspec.json.encode(card)
-        known = ", ".join(sorted(self.cluster.models)) or "none yet"
-        message = f"the model {name!r} does not exist; known models: {known}"
-        raise AnswerError(404, message, "model_not_found", "model")
+        raise _no_such_model(name, self.cluster.models)
 
     def _model_card(self, model: str) -> dict[str, object]:
         rows = [row for row in self.cluster.view.workers if row.model == model]
@@ -449,3 +447,15 @@ class Gateway:
             view_revision=self.cluster.view.revision,
             decisions_buffered=self.records.num_buffered,
         )
+
+
+def _known(models: Iterable[str]) -> str:
+    names = sorted(models)
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return f"known models: {', '.join(names[:MAX_NAMED]) or 'none yet'}{more}"
+
+
+def _no_such_model(model: str | None, models: Iterable[str]) -> AnswerError:
+    name = model if model is None or len(model) <= MAX_SHOWN else f"{model[:MAX_SHOWN]}..."
+    message = f"the model {name!r} does not exist; {_known(models)}"
+    return AnswerError(404, message, "model_not_found", "model")

@@ -22,6 +22,7 @@ from controlplane.gateway.legs import (
     LegRequest,
     PrefillReply,
     check_answer,
+    is_no_stream,
     leg_head,
     passed_headers,
     request_of,
@@ -169,7 +170,7 @@ async def _try(run: Running, worker_id: str, num_blocks: int, prefilled: Prefill
         await relay_stream(run, worker, reply, first, _details(run, prefilled))
     else:
         reply, answer = await context.sender.exchange(leg, context.settings.timeouts.whole_reply)
-        check_answer(answer)
+        check_answer(reply, answer)
         answer_whole(run, worker, reply, answer, _details(run, prefilled))
 
 
@@ -269,6 +270,9 @@ async def relay_stream(
     details: dict[str, Any] | None,
 ) -> None:
     """From leg 2's first piece to its end, however that comes."""
+    if is_no_stream(reply):
+        answer_whole(run, worker, reply, first, details)
+        return
     asked, client = run.asked, run.asked.request.connection
     run.context.cluster.health.served(worker.row.id)
     kind = reply.headers.get(b"content-type", b"text/event-stream; charset=utf-8")
@@ -282,8 +286,9 @@ async def relay_stream(
         take(first)
         await reply.relay(take, run.context.settings.timeouts.idle, splice)
     except UpstreamError as error:
-        _broken(run, worker, relay, str(error))
-        return
+        if not relay.has_said_done:
+            _broken(run, worker, relay, str(error))
+            return
     except asyncio.CancelledError:
         reply.abort()
         if relay.finished:  # the client had everything and hung up
@@ -294,13 +299,18 @@ async def relay_stream(
             _broken(run, worker, relay, str(run.cause))
         raise
     if not relay.is_done:
-        _broken(run, worker, relay, "the stream ended without [DONE]")
-        return
-    relay.end()
-    _streamed(run, worker, relay)
+        missing = "[DONE]" if relay.has_done_mark else "the end of its compression"
+        _broken(run, worker, relay, f"the stream ended without {missing}")
+    else:
+        relay.end()
+        _streamed(run, worker, relay)
 
 
 def _streamed(run: Running, worker: WorkerState, relay: Relay) -> None:
+    error = relay.error_said()
+    if error is not None:
+        _failed_in_words(run, worker, relay, *error)
+        return
     decision, outcome = run.decision, run.outcome
     gaps = relay.ordered_gaps()
     read_stream(decision, outcome, relay, gaps, run.context.stats)
@@ -324,6 +334,21 @@ def _cancelled(run: Running, relay: Relay, cause: CancelledByOperatorError) -> N
     relay.fail(error_event(cause.status, cause.message, cause.code, about))
     read_first_byte(run.decision, run.outcome, relay)
     run.cancelled(cause)
+
+
+def _failed_in_words(
+    run: Running, worker: WorkerState, relay: Relay, words: str, code: int | None
+) -> None:
+    """The engine's own error event has told the client already; a 4xx is no failure of a worker."""
+    name = worker.row.id
+    if code is not None and 400 <= code < 500:
+        run.context.cluster.health.no_verdict(name)
+    else:
+        error = LegError(f"said {words}", 502, unreachable=False, answered=True)
+        run.leg_failed("decode", name, error)
+        run.decision.retries -= 1  # this one is not tried again
+    read_first_byte(run.decision, run.outcome, relay)
+    run.broke(f"the decode leg on worker {name} ended its stream with an error: {words}")
 
 
 def _broken(run: Running, worker: WorkerState, relay: Relay, cause: str) -> None:

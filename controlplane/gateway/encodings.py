@@ -45,13 +45,15 @@ def inflate(data: bytes, limit: int) -> bytes:
 
 
 class Inflater:
-    """Between a packed stream and its sink, packet by packet. `on_fault` takes the reason."""
+    """Between a packed stream and its sink, packet by packet. `on_fault` takes the reason.
+    `is_whole`: what has come ends where its compression does."""
 
     def __init__(self, sink: Callable[[bytes], None], on_fault: Callable[[str], None]) -> None:
         self._sink = sink
         self._on_fault = on_fault
         self._unpacker = zlib.decompressobj(_ANY_HEAD)
         self._broken = False
+        self.is_whole = True
 
     def take(self, data: bytes) -> None:
         if self._broken:
@@ -59,7 +61,7 @@ class Inflater:
         try:
             plain = self._unpack(data)
         except (zlib.error, TooLargeError) as error:
-            self._broken = True
+            self._broken, self.is_whole = True, False
             self._on_fault(f"the stream's compression is damaged: {error}")
             return
         if plain:
@@ -72,7 +74,8 @@ class Inflater:
             if self._unpacker.unconsumed_tail or len(plain) > MAX_PIECE_BYTES:
                 raise TooLargeError(f"a packet unpacks to more than {MAX_PIECE_BYTES} bytes")
             data = b""
-            if self._unpacker.eof:
+            self.is_whole = self._unpacker.eof
+            if self.is_whole:
                 data = self._unpacker.unused_data
                 self._unpacker = zlib.decompressobj(_ANY_HEAD)
         return plain

@@ -1,5 +1,8 @@
 """The two legs of one request on the wire: one try each, with its outcome in words."""
 
+import json
+import re
+from collections.abc import Mapping
 from typing import Any, Literal, Self
 
 import msgspec
@@ -23,6 +26,10 @@ _PASS_TO_WORKER = (
     b"endpoint-load-metrics-format",
 )  # fmt: skip
 _IS_PASSED = frozenset(_PASS_TO_WORKER)
+_EVENTS = (b"data:", b"event:", b":")
+_DONE_MARKS = (b"data: [DONE]", b"data:[DONE]")
+_ERROR_EVENT = re.compile(rb'(?P<start>(?:event: ?error\n)?data: ?)\{ ?"error": ?[^n]')
+MAX_SHOWN = 200
 _decode = msgspec.json.Decoder().decode
 
 
@@ -105,10 +112,12 @@ class LegSender:
         seconds = self._timeouts.prefill
         leg = LegRequest(worker, request_of(worker, path, head, body, content_type))
         reply, answer = await self.exchange(leg, seconds)
+        if is_no_stream(reply):
+            check_answer(reply, answer)
         return _worker_answer(reply, answer)
 
     async def decode_stream(self, leg: LegRequest) -> tuple[Reply, bytes]:
-        """Leg 2 of a stream, up to its first piece."""
+        """Leg 2 of a stream, up to its first piece; the whole answer where that is no stream."""
         seconds = self._timeouts.first_byte
         try:
             reply = await leg.worker.upstream.send(
@@ -127,16 +136,21 @@ class LegSender:
         if reply.status != 200:
             await self._whole(reply, seconds)  # raises for 4xx and 5xx
             raise LegError(f"answered {reply.status} to a stream", 502, unreachable=False)
+        if is_no_stream(reply):
+            answer = await self._whole(reply, seconds)
+            check_answer(reply, answer)
+            return answer
         try:
             first = await reply.first_piece(seconds)
         except UpstreamError as error:
             raise _leg_error(error) from error
         if not first:
             raise LegError("ended the stream before its first byte", 502, unreachable=False)
-        if first.startswith(b"data: [DONE]"):
+        if first.startswith(_DONE_MARKS):
             raise LegError("ended the stream without content", 502, unreachable=False)
-        if first.startswith(b'data: {"error"'):
-            cause = first[6:300].decode(errors="replace")
+        failed = _ERROR_EVENT.match(first) if first.find(b'"error"', 0, 32) >= 0 else None
+        if failed is not None:
+            cause = first[failed.end("start") : 300].decode(errors="replace").strip()
             raise LegError(f"failed: {cause}", 502, unreachable=False, answered=True)
         return first
 
@@ -175,6 +189,10 @@ class LegSender:
         if status in (408, 429):  # the worker's trouble, not the client's
             message = f"answered {status}: {_message(body)}"
             raise LegError(message, 503, unreachable=False, answered=True)
+        if status < 400:  # nobody's answer: an engine that has moved, or something before it
+            place = reply.headers.get(b"location", b"")[:MAX_SHOWN].decode(errors="replace")
+            message = f"answered {status}" + (f", pointing to {place}" if place else "")
+            raise LegError(message, 502, unreachable=False, answered=True)
         raise ClientFault(_worker_answer(reply, body))
 
     def _inflated(self, body: bytes) -> bytes:
@@ -201,14 +219,51 @@ def request_of(
     )
 
 
-def check_answer(body: bytes) -> None:
-    """Of leg 2: a 200 with nothing, or with an error, is none."""
-    if not body:
+def is_no_stream(reply: Reply) -> bool:
+    """Whether it answers as if no stream had been asked for."""
+    return reply.headers.get(b"content-type", b"").startswith(b"application/json")
+
+
+def check_answer(reply: Reply, body: bytes) -> None:
+    """A 200 with nothing, with an error, or with half of an answer, is none."""
+    headers = reply.headers
+    is_framed = b"content-length" in headers or b"transfer-encoding" in headers
+    if is_framed and len(body) > 16 and body[0] == 0x7B and body.find(b'"error"', 0, 64) < 0:
+        return  # whole, an object, and no error's: the usual case, without reading it
+    encoding = headers.get(b"content-encoding")
+    if encoding is not None and not is_undone(encoding):
+        return  # nobody here can read it
+    if body.startswith(_EVENTS):
+        return  # a stream, asked for in a way that its engine understands and we do not
+    try:
+        content = _read_json(body) if body.strip() else None
+    except ValueError as error:
+        message = f"answered 200 with what is no JSON: {error}"
+        raise LegError(message, 502, unreachable=False) from None
+    if content is None or content == {}:
         raise LegError("answered 200 with nothing", 502, unreachable=False)
-    if body.startswith(b'{"error"'):
-        cause = _message(body)
-        message = f"answered 200 with an error: {cause}"
+    if isinstance(content, dict) and _is_error(content):
+        message = f"answered 200 with an error: {_message(body)}"
         raise LegError(message, 502, unreachable=False, answered=True)
+
+
+def _is_error(content: Mapping[str, Any]) -> bool:
+    """An error object, and no answer that has a field for its errors."""
+    if content.get("object") == "error":
+        return True
+    return bool(content.get("error")) and "id" not in content and "choices" not in content
+
+
+def _read_json(body: bytes) -> Any:
+    """Raises ValueError. Some engines write NaN and lone surrogates, which Python's own reader
+    takes."""
+    try:
+        try:
+            return _decode(body)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return json.loads(body)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
 
 
 def _worker_answer(reply: Reply, body: bytes) -> WorkerAnswer:

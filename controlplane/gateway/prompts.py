@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import jinja2
+import msgspec
 import structlog
 from tokenizers import Tokenizer
 
@@ -190,21 +191,48 @@ class PromptTokenizer:
         return Segmenter(WHOLE_TEXTS)
 
 
-def prompt_chars(fields: dict[str, Any]) -> int:
-    """Characters to tokenise, roughly: long prompts go to a thread."""
-    prompt = fields.get("prompt")
+PROMPT_CHARS, MESSAGE_CHARS, PART_CHARS = 100, 200, 30
+"""What a prompt, a message or a part of one costs beside its text, in characters to encode: what
+is made of each of very many would hold the event loop up for seconds."""
+MANY_BYTES = 64 * 1024
+"""Tools of a shorter body are not counted."""
+
+
+def prompt_chars(body: ClientBody, most: int) -> int:
+    """Characters to tokenise, roughly: long prompts go to a thread, those of more than `most`
+    nowhere, so that these are counted no further."""
+    fields = body.fields
+    prompt, messages = fields.get("prompt"), fields.get("messages")
     if isinstance(prompt, str):
         return len(prompt)
     if isinstance(prompt, list):
-        return sum(len(item) for item in prompt if isinstance(item, str))
-    messages = fields.get("messages")
+        return len(prompt) if len(prompt) > most else sum(map(_prompt_chars, prompt))
     if not isinstance(messages, list):
         return 0
-    return sum(
-        len(content) if isinstance(content := message.get("content"), str) else 1000
-        for message in messages
-        if isinstance(message, dict)
-    )
+    if (least := MESSAGE_CHARS * len(messages)) > most:
+        return least
+    tools = 0
+    if len(body.raw) > MANY_BYTES:
+        tools = sum(len(msgspec.json.encode(fields.get(name))) for name in ("tools", "documents"))
+    return tools + sum(map(_message_chars, messages))
+
+
+def _prompt_chars(prompt: object) -> int:
+    return len(prompt) + PROMPT_CHARS if isinstance(prompt, str | list) else 1
+
+
+def _message_chars(message: object) -> int:
+    content = message.get("content") if isinstance(message, dict) else None
+    if isinstance(content, str):
+        return MESSAGE_CHARS + len(content)
+    if not isinstance(content, list):
+        return MESSAGE_CHARS
+    return MESSAGE_CHARS + sum(map(_part_chars, content))
+
+
+def _part_chars(part: object) -> int:
+    text = part.get("text") if isinstance(part, dict) else part
+    return PART_CHARS + (len(text) if isinstance(text, str) else 0)
 
 
 class Tokenizers:

@@ -4,6 +4,7 @@ Only whole events are passed on, so that an error event after a cut stands alone
 looked into, but for frames with `usage`, whose `cached_tokens` are corrected (A15).
 """
 
+import re
 from collections import deque
 from collections.abc import Callable
 from operator import sub
@@ -24,6 +25,10 @@ MAX_GAPS = 2048
 TAIL_PIECES = 4
 _LONGEST_SPLICED = 4096
 _USAGE = b'"prompt_tokens"'
+_DONE_MARK = re.compile(rb"(?:\A|\n)data: ?\[DONE\]")
+ERROR_EVENT = re.compile(rb'(?:\A|\n)(?P<start>data: ?)\{ ?"error": ?[^n]')
+"""As an engine's stream says that it has failed; `"error": null` is none."""
+MAX_SHOWN = 300
 
 
 def _chunk_heads() -> list[bytes]:
@@ -44,7 +49,7 @@ class Relay:
     """Sink of one streamed reply, and its timing."""
 
     __slots__ = (
-        "_client", "_head", "_pending", "_tail", "_times", "_write_raw",
+        "_client", "_head", "_inflater", "_pending", "_tail", "_times", "_write_raw",
         "details", "finished", "first_at", "has_done_mark", "is_opaque", "reply",
     )  # fmt: skip
 
@@ -67,13 +72,15 @@ class Relay:
         self.details = details
         self.has_done_mark = True  # ends with [DONE]; streams of other protocols just end
         self.is_opaque = False  # packed so that no event can be seen
+        self._inflater: Inflater | None = None
 
     # --- sink ---
 
     def sink_of(self, encoding: bytes) -> Callable[[bytes], None]:
         """What takes a reply with this content coding; unknown ones go through as they are."""
         if is_undone(encoding):
-            return Inflater(self.take, self._damaged).take
+            self._inflater = Inflater(self.take, self._damaged)
+            return self._inflater.take
         if encoding.strip().lower() not in (b"", b"identity"):
             self.is_opaque, self.has_done_mark = True, False
             return self._pass_on
@@ -158,8 +165,35 @@ class Relay:
     def is_done(self) -> bool:
         """Whether the stream has said [DONE], or has ended, where nothing is said."""
         if not self.has_done_mark:
-            return self.reply.complete
-        return b"".join(self._tail).find(b"data: [DONE]") >= 0
+            return self.reply.complete and (self._inflater is None or self._inflater.is_whole)
+        text = b"".join(self._tail)
+        if text.find(b"\ndata: [DONE]") >= 0:  # within a text the line's end would be escaped
+            return True
+        return _DONE_MARK.search(text) is not None
+
+    @property
+    def has_said_done(self) -> bool:
+        """Whether nothing is missing, though the reply has not ended."""
+        return self.has_done_mark and self.is_done
+
+    def error_said(self) -> tuple[str, int | None] | None:
+        """The engine's words and code, where its stream has ended with an error event."""
+        text = b"".join(self._tail)
+        if text.find(b'"error"') < 0:
+            return None
+        found = ERROR_EVENT.search(text)
+        if found is None:
+            return None
+        payload = text[found.end("start") :].partition(b"\n")[0]
+        try:
+            error = msgspec.json.decode(payload)["error"]
+        except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):
+            error = payload.decode(errors="replace")
+        if not isinstance(error, dict):
+            return str(error)[:MAX_SHOWN], None
+        code = error.get("code")
+        words = str(error.get("message", error))[:MAX_SHOWN]
+        return words, code if isinstance(code, int) else None
 
     @property
     def finished_by_length(self) -> bool:

@@ -23,6 +23,7 @@ log = structlog.get_logger(__name__)
 
 JSON_TYPE = b"application/json"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+MAX_PIECES = 1024  # of a body
 SWEEP_SECONDS = 1.0
 LINGER_SECONDS = 2.0
 BACKLOG = 4096
@@ -68,6 +69,7 @@ class ClientConnection(asyncio.Protocol):
         self._headers: dict[bytes, bytes] = {}
         self._head_bytes = self._piece_bytes = 0
         self._body: list[bytes] = []
+        self._gathered = bytearray()  # of a body that comes in very many pieces, the first ones
         self._body_bytes = 0
         self._in_head = True
         self._message_ended = False
@@ -95,7 +97,7 @@ class ClientConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = self._put = None
         self._waiting.clear()
-        self._body = []
+        self._body, self._gathered = [], bytearray()
         del self._parser  # it holds this, and what only the collector finds is found late
         self._server.remove(self)
         if self._task is not None:
@@ -121,15 +123,23 @@ class ClientConnection(asyncio.Protocol):
             self.since = self.loop.time()
         self._message_ended = False
         self._piece_bytes = len(data)
+        was_in_head, body_bytes = self._in_head, self._body_bytes
         try:
             self._feed(data)
         except httptools.HttpParserError as error:
             if not self._refused:  # a callback's own refusal comes out as a parser's error
                 self._refuse(400, f"malformed HTTP: {error}", "malformed_http")
-        if self._in_head and not self._message_ended and not self._refused:
-            self._head_bytes += len(data)
+        if not self._message_ended and not self._refused:
+            self._bound_fields(was_in_head, self._body_bytes > body_bytes)
+
+    def _bound_fields(self, was_in_head: bool, has_grown: bool) -> None:
+        """Of a message that goes on: its head, or its trailer and what else is no body."""
+        if self._in_head or not (was_in_head or has_grown):
+            self._head_bytes += self._piece_bytes
             if self._head_bytes > self._limits.max_header_bytes:
                 self._refuse_head()
+        else:
+            self._head_bytes = 0
 
     def _feed(self, data: bytes) -> None:
         """Parse; an offer to upgrade is passed over, as RFC 9110 (7.8) allows."""
@@ -157,7 +167,8 @@ class ClientConnection(asyncio.Protocol):
         self._url += url
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._headers[name.lower()] = value
+        if self._in_head:  # a trailer may say nothing of what a head says, or adds to it
+            self._headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
         self._in_head = False
@@ -165,6 +176,7 @@ class ClientConnection(asyncio.Protocol):
         if self._head_bytes + self._piece_bytes > self._limits.max_header_bytes:
             size = len(self._url) + sum(map(len, headers)) + sum(map(len, headers.values()))
             if size > self._limits.max_header_bytes:
+                self._in_head = True
                 self._refuse_head()
                 raise _RefusedError
         length = headers.get(b"content-length")
@@ -188,10 +200,19 @@ class ClientConnection(asyncio.Protocol):
     def on_body(self, body: bytes) -> None:
         self._owes_continue = False
         self._body.append(body)
+        if len(self._body) > MAX_PIECES:  # each has a head of its own in memory
+            self._gathered += b"".join(self._body)
+            self._body = []
         self._body_bytes += len(body)
         if self._body_bytes > self._limits.max_body_bytes:
             self._refuse_body(self._body_bytes)
             raise _RefusedError
+
+    def _whole_body(self) -> bytes:
+        body = self._body
+        if self._gathered:
+            body, self._gathered = [b"".join((self._gathered, *body))], bytearray()
+        return body[0] if len(body) == 1 else b"".join(body)
 
     def on_message_complete(self) -> None:
         parser = self._parser
@@ -202,7 +223,7 @@ class ClientConnection(asyncio.Protocol):
             self._headers,
             parser.get_method(),
             self._url,
-            self._body[0] if len(self._body) == 1 else b"".join(self._body),
+            self._whole_body(),
             parser.should_keep_alive() and not self._server.draining,
             parser.get_http_version() == "1.0",
             monotonic(),
@@ -367,8 +388,8 @@ class ClientConnection(asyncio.Protocol):
         self.loop.call_later(LINGER_SECONDS, self.abort)
 
     def _refuse_head(self) -> None:
-        limit = self._limits.max_header_bytes
-        self._refuse(431, f"the request's head is over the limit of {limit} bytes", "head_limit")
+        what, limit = "head" if self._in_head else "trailer", self._limits.max_header_bytes
+        self._refuse(431, f"the request's {what} is over the limit of {limit} bytes", "head_limit")
 
     def _refuse_body(self, size: int) -> None:
         limit = self._limits.max_body_bytes

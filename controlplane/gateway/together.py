@@ -149,7 +149,7 @@ class _Pair:
         if self._run.asked.body.stream:
             return await context.sender.decode_stream(leg)
         reply, answer = await context.sender.exchange(leg, context.settings.timeouts.whole_reply)
-        check_answer(answer)
+        check_answer(reply, answer)
         return reply, answer
 
     def _take_first(self, first: "asyncio.Task[PrefillReply]") -> None:

@@ -33,7 +33,7 @@ class WorkerConnection(asyncio.Protocol):
         self._write: Writer | None = None
         self._reply: Reply | None = None
         self._pieces: list[bytes] = []
-        self._message_complete = False
+        self._message_complete = self._has_more = False
         self._keep = self._is_final = False
         self._chunk_done = False
         self._splice: Callable[[bytes], bool] | None = None  # of a relay, as a chunk may begin
@@ -48,7 +48,7 @@ class WorkerConnection(asyncio.Protocol):
 
     def send(self, request: bytes, *, wants_piece: bool = False) -> Reply:
         assert self._write is not None
-        self.got_bytes = self._message_complete = False
+        self.got_bytes = self._message_complete = self._has_more = False
         reply = self._reply = Reply(self, wants_piece=wants_piece)
         self._write(request)
         return reply
@@ -107,7 +107,7 @@ class WorkerConnection(asyncio.Protocol):
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            reply.fail(UpstreamError("protocol", f"no HTTP reply: {error}"))
+            reply.fail(UpstreamError("protocol", _no_reply(error)))
             self.abort()
             return
         is_complete = self._message_complete
@@ -123,9 +123,9 @@ class WorkerConnection(asyncio.Protocol):
             self._pieces = []
         reply.take(pieces)
         if is_complete:
-            if is_first and self._keep:
+            if is_first and self._keep and not self._has_more:
                 self.pool.remember(reply, data)
-            self.pool.give_back(self, keep=self._keep)
+            self.pool.give_back(self, keep=self._keep and not self._has_more)
 
     def _is_known(self, reply: Reply, data: bytes) -> bool:
         """Whether a reply is complete by a head that the parser has seen before; then it need not
@@ -144,17 +144,26 @@ class WorkerConnection(asyncio.Protocol):
     # --- parser ---
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._reply is not None:
-            self._reply.headers[name.lower()] = value
+        reply = self._reply
+        if reply is not None and not reply.head_complete:  # else a trailer, which nobody asked for
+            reply.headers[name.lower()] = value
 
     def on_headers_complete(self) -> None:
+        if self._message_complete:  # a second reply to one request: nothing of it is the client's
+            self._has_more = True
+            return
         status, reply = self._parser.get_status_code(), self._reply
         self._is_final = status >= 200
-        if reply is not None and self._is_final:
+        if reply is None:
+            return
+        if self._is_final:
             reply.status, reply.head_complete = status, True
+        else:
+            reply.headers.clear()  # of a 1xx: the reply's own are to come
 
     def on_body(self, body: bytes) -> None:
-        self._pieces.append(body)
+        if not self._has_more:
+            self._pieces.append(body)
 
     def on_chunk_header(self) -> None:
         self._chunk_done = False
@@ -163,9 +172,15 @@ class WorkerConnection(asyncio.Protocol):
         self._chunk_done = True
 
     def on_message_complete(self) -> None:
-        if self._is_final:
+        if self._is_final and not self._has_more:
             self._message_complete = True
             self._keep = self._parser.should_keep_alive()  # the parser forgets it after this
+
+
+def _no_reply(error: Exception) -> str:
+    if isinstance(error, httptools.HttpParserUpgrade):  # says where, not what
+        return "it switched to another protocol, unasked"
+    return f"no HTTP reply: {error}"
 
 
 def _ends_with_close(headers: dict[bytes, bytes]) -> bool:

@@ -195,6 +195,49 @@ async def test_chunked_bodies_and_torn_packets(rig: Any) -> None:
     assert (await raw(rig, *pieces)).startswith(b"HTTP/1.1 200 OK")
 
 
+async def test_a_trailer_says_nothing_of_the_request(rig: Any) -> None:
+    """What stands before a gateway may have set or struck out the head's lines."""
+    await rig.start()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nx-request-id: head\r\n"
+    chunk = b"transfer-encoding: chunked\r\n\r\n%x\r\n%b\r\n0\r\n" % (len(HELLO), HELLO)
+    trailer = b"x-request-id: trailer\r\nx-perilune-priority: batch\r\n\r\n"
+    answer = await raw(rig, head + chunk + trailer)
+    assert answer.startswith(b"HTTP/1.1 200 OK")
+    assert b"x-request-id: head\r\n" in answer
+    record = await rig.control_plane.ended()
+    assert (record.client_request_id, record.priority) == ("head", "standard")
+
+
+@pytest.mark.parametrize("field", [b"x-n: v\r\n", b"v"])
+async def test_a_trailer_without_end_is_431(rig: Any, field: bytes) -> None:
+    """Of many fields, or of one."""
+    await rig.start()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    start = head + b"%x\r\n%b\r\n0\r\nx-a: " % (len(HELLO), HELLO) + field
+    answer = await raw(rig, start, *[field * (16384 // len(field))] * 8, pause=0.01)
+    assert answer.startswith(b"HTTP/1.1 431")
+    assert b"trailer is over the limit of 65536 bytes" in answer
+
+
+async def test_a_body_in_very_many_pieces_is_put_together_as_it_comes(
+    rig: Any, eventually: Any
+) -> None:
+    """Each piece has a head of its own in memory, larger than itself."""
+    await rig.start()
+    connections = rig.gateway.server.connections
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+    body = b" " * 20_000 + HELLO
+    whole = b"".join(b"1\r\n%c\r\n" % byte for byte in body)
+    reader, writer = await asyncio.open_connection("127.0.0.1", rig.gateway.server.port)
+    writer.write(head + whole)
+    await eventually(lambda: [c for c in connections if c._body_bytes == len(body)])
+    (connection,) = connections
+    assert len(connection._body) <= 1024
+    writer.write(b"0\r\n\r\n")
+    assert (await reader.readline()) == b"HTTP/1.1 200 OK\r\n"
+    writer.close()
+
+
 async def test_pipelined_requests_are_answered_in_order(rig: Any) -> None:
     await rig.start()
     get = b"GET %b HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -236,6 +279,20 @@ async def test_http_1_0_gets_no_chunks(rig: Any) -> None:
 async def test_routes(rig: Any, method: str, path: str, status: int) -> None:
     await rig.start()
     assert (await rig.client.request(method, path)).status_code == status
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/models/"])
+async def test_an_error_repeats_the_head_of_a_long_name_only(rig: Any, path: str) -> None:
+    await rig.start()
+    name = "m" * 30_000
+    if path == "/v1/completions":
+        reply = await rig.client.post(path, json={"model": name, "prompt": "x"})
+    else:
+        reply = await rig.client.get(path + name)
+    assert reply.status_code == 404
+    assert "'mmmm" in reply.text
+    assert "known models: tiny" in reply.text
+    assert len(reply.text) < 1000
 
 
 async def test_garbage_is_refused(rig: Any) -> None:

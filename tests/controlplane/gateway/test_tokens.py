@@ -15,7 +15,7 @@ from tokenizers import Tokenizer, processors
 
 from controlplane.gateway.bodies import ClientBody
 from controlplane.gateway.chat_template import ChatTemplate
-from controlplane.gateway.prompts import PromptTokenizer
+from controlplane.gateway.prompts import PromptTokenizer, prompt_chars
 
 TOOLS_TEMPLATE = (
     "{{ bos_token }}{% if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}"
@@ -221,3 +221,33 @@ class TestReadingOfMessages:
         template = ChatTemplate("{{ messages.__class__.__mro__ }}", {})
         with pytest.raises(Exception, match="unsafe"):
             template.render({"messages": []})
+
+
+MANY = 200_000
+PART = {"type": "text", "text": ""}
+TEXT = "x" * 1_100_000
+
+
+@pytest.mark.parametrize("fields", [
+    {"prompt": [""] * MANY},
+    {"prompt": [[]] * MANY},
+    {"prompt": [[1] * 1_100_000]},
+    {"prompt": [1] * 1_100_000},
+    {"messages": [{"role": "user", "content": ""}] * MANY},
+    {"messages": [{"role": "user", "content": [PART] * MANY}]},
+    {"messages": [{"role": "user", "content": [{"type": "text", "text": TEXT}]}]},
+    {"messages": [{"role": "user", "content": [TEXT]}]},
+    {"messages": [{"role": "user", "content": "x"}], "tools": [TOOL] * 10_000},
+], ids=lambda fields: str(fields)[:40])  # fmt: skip
+def test_what_would_hold_all_requests_up_counts_as_too_long(fields: dict[str, Any]) -> None:
+    """Whatever a body of 32 MiB is made of: pieces, empty ones too, are work of their own."""
+    body = ClientBody(b" " * 100_000, fields, chat="messages" in fields)
+    assert prompt_chars(body, 1_000_000) > 1_000_000
+
+
+def test_usual_prompts_count_about_their_characters() -> None:
+    turns = [{"role": "user", "content": "x" * 5_000}, {"role": "user", "content": [PART]}] * 50
+    body = ClientBody(b"{}", {"messages": turns, "tools": [TOOL]}, chat=True)
+    assert 250_000 <= prompt_chars(body, 1_000_000) < 300_000
+    assert prompt_chars(ClientBody(b"{}", {"prompt": "x" * 700}, chat=False), 1_000_000) == 700
+    assert prompt_chars(ClientBody(b"{}", {"prompt": 5}, chat=False), 1_000_000) == 0

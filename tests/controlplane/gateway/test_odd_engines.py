@@ -1,0 +1,277 @@
+"""Engines that answer oddly: what is no answer fails before the client reads anything; what is one
+comes as it is, whatever stands around it."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from controlplane.gateway.app import Gateway
+from controlplane.gateway.settings import Settings, Timeouts
+
+ANSWER = b'{"choices":[{"text":"ok","finish_reason":"stop"}],"usage":{"prompt_tokens":3}}'
+EVENT = b'data: {"choices":[{"text":"a","finish_reason":null}]}\n\n'
+DONE = b"data: [DONE]\n\n"
+SSE = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
+Eventually = Callable[..., Awaitable[Any]]
+
+
+def whole(body: bytes, status: bytes = b"200 OK", lines: bytes = b"") -> bytes:
+    head = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\n%b" % (status, lines)
+    return b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body)
+
+
+def chunked(*events: bytes, lines: bytes = b"", trailer: bytes = b"") -> bytes:
+    chunks = b"".join(b"%x\r\n%b\r\n" % (len(event), event) for event in events)
+    return b"%b%btransfer-encoding: chunked\r\n\r\n%b0\r\n%b\r\n" % (SSE, lines, chunks, trailer)
+
+
+class RawEngine:
+    """Answers every request with bytes that a test gives it; closes after them if it is to."""
+
+    def __init__(self) -> None:
+        self.answer = whole(ANSWER)
+        self.closes = False
+        self.requests = 0
+        self._writers: set[asyncio.StreamWriter] = set()
+
+    async def start(self) -> RawEngine:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def stop(self) -> None:
+        self._server.close()
+        for writer in list(self._writers):
+            writer.close()
+        await asyncio.sleep(0)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._writers.add(writer)
+        try:
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).lower()
+                await reader.readexactly(int(head.partition(b"content-length:")[2].split()[0]))
+                self.requests += 1
+                writer.write(self.answer)
+                await writer.drain()
+                if self.closes:
+                    break
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass
+        finally:
+            self._writers.discard(writer)
+            writer.close()
+
+
+class Rig:
+    """A gateway over a prefill engine that is sound and a decode engine that is odd."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.prefill, self.decode = RawEngine(), RawEngine()
+
+    async def start(self) -> None:
+        await self.prefill.start()
+        await self.decode.start()
+        rows = (("p1", "prefill", self.prefill), ("d1", "decode", self.decode))
+        self.file.write_text(
+            "".join(
+                f'[[worker]]\nid = "{name}"\nrole = "{role}"\nmodel = "m"\nurl = "{engine.url}"\n'
+                for name, role, engine in rows
+            )
+        )
+        timeouts = Timeouts(prefill=15, first_byte=15, whole_reply=15, idle=15, drain=1)
+        self.gateway = Gateway(Settings(port=0, static_view=str(self.file), timeouts=timeouts))
+        await self.gateway.start()
+        self.client = httpx2.AsyncClient(base_url=self.gateway.url, timeout=20, verify=False)
+
+    async def stop(self) -> None:
+        await self.client.aclose()
+        await self.gateway.stop(1.0)
+        await self.prefill.stop()
+        await self.decode.stop()
+        assert self.gateway.stats.in_flight == 0
+        assert not self.gateway.cluster.slots._holders
+        assert not self.gateway._passing.busy
+
+    async def post(self, path: str = "/v1/completions", **more: Any) -> httpx2.Response:
+        body = {"model": "m", "prompt": "hi", "max_tokens": 5, **more}
+        return await self.client.post(path, json=body)
+
+
+@pytest.fixture
+async def odd(tmp_path: Path) -> AsyncIterator[Rig]:
+    made = Rig(tmp_path / "workers.toml")
+    await made.start()
+    yield made
+    await made.stop()
+
+
+NO_ANSWERS = {
+    "no content": (b"HTTP/1.1 204 No Content\r\n\r\n", "answered 204"),
+    "not modified": (b"HTTP/1.1 304 Not Modified\r\n\r\n", "answered 304"),
+    "elsewhere": (
+        whole(b"", b"302 Found", b"location: http://10.9.9.9/\r\n"),
+        "answered 302, pointing to http://10.9.9.9/",
+    ),
+    "blanks": (whole(b" \n"), "answered 200 with nothing"),
+    "null": (whole(b"null"), "answered 200 with nothing"),
+    "an empty object": (whole(b"{}"), "answered 200 with nothing"),
+    "a page": (whole(b"<html>log in</html>"), "what is no JSON"),
+    "an error after a blank": (whole(b'\n{ "error": {"message": "boom"}}'), "an error: boom"),
+    "an error of another kind": (whole(b'{"object": "error", "message": "boom"}'), "boom"),
+    "another protocol": (
+        b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n",
+        "another protocol",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", NO_ANSWERS)
+@pytest.mark.parametrize("stream", [False, True])
+async def test_what_is_no_answer_is_a_failed_leg(odd: Rig, kind: str, stream: bool) -> None:
+    odd.decode.answer, said = NO_ANSWERS[kind]
+    reply = await odd.post(stream=stream)
+    assert reply.status_code == 502
+    error = reply.json()["error"]
+    assert said in error["message"]
+    assert (error["leg"], error["worker"]) == ("decode", "d1")
+    assert "location" not in reply.headers
+
+
+@pytest.mark.parametrize("kind", NO_ANSWERS)
+async def test_what_is_no_answer_to_leg_1_leaves_the_prompt_to_decode(odd: Rig, kind: str) -> None:
+    odd.prefill.answer, _ = NO_ANSWERS[kind]
+    reply = await odd.post()
+    assert (reply.status_code, reply.content) == (200, ANSWER)
+
+
+@pytest.mark.parametrize("kind", NO_ANSWERS)
+async def test_what_is_no_answer_of_one_worker_is_asked_of_another(odd: Rig, kind: str) -> None:
+    answer, _ = NO_ANSWERS[kind]
+    odd.decode.answer = odd.prefill.answer = answer
+    reply = await odd.post("/v1/embeddings", input="x")
+    assert reply.status_code == 502
+    assert odd.decode.requests == odd.prefill.requests == 1
+    odd.decode.answer = whole(ANSWER)
+    reply = await odd.post("/v1/embeddings", input="x")
+    assert (reply.status_code, reply.content) == (200, ANSWER)
+
+
+@pytest.mark.parametrize("length", [0, 20, len(ANSWER) - 1])
+async def test_half_of_an_answer_that_ends_with_its_connection_is_none(
+    odd: Rig, length: int
+) -> None:
+    """Such a reply has no length that would show it."""
+    head = b"HTTP/1.0 200 OK\r\ncontent-type: application/json\r\n\r\n"
+    odd.decode.closes = True
+    odd.decode.answer = head + ANSWER[:length]
+    assert (await odd.post()).status_code == 502
+    odd.decode.answer = head + ANSWER
+    reply = await odd.post()
+    assert (reply.status_code, reply.content) == (200, ANSWER)
+
+
+async def test_numbers_and_texts_that_only_python_writes_are_passed_on(odd: Rig) -> None:
+    body = b'\n{"choices":[{"text":"\\ud800","logprobs":[-Infinity, NaN]}]}'
+    odd.decode.answer = whole(body)
+    reply = await odd.post()
+    assert (reply.status_code, reply.content) == (200, body)
+
+
+async def test_nothing_of_early_hints_trailers_or_a_second_reply_is_the_answers(odd: Rig) -> None:
+    early = b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\ncontent-type: x/early\r\n\r\n"
+    odd.decode.answer = early + whole(ANSWER)
+    reply = await odd.post()
+    assert (reply.content, reply.headers["content-type"]) == (ANSWER, "application/json")
+    assert "link" not in reply.headers
+    body = b"%x\r\n%b\r\n0\r\ncontent-type: x/late\r\nx-late: 1\r\n\r\n" % (len(ANSWER), ANSWER)
+    kind = b"content-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+    odd.decode.answer = b"HTTP/1.1 200 OK\r\n" + kind + body
+    reply = await odd.post()
+    assert (reply.content, reply.headers["content-type"]) == (ANSWER, "application/json")
+    assert "x-late" not in reply.headers
+    odd.decode.answer = whole(ANSWER) + whole(b'{"choices":[{"text":"of nobody"}]}')
+    for _ in range(2):
+        assert (await odd.post()).content == ANSWER
+
+
+async def test_an_answer_that_is_no_stream_comes_whole_though_one_was_asked_for(odd: Rig) -> None:
+    odd.decode.answer = whole(ANSWER)
+    reply = await odd.post(stream=True)
+    assert (reply.status_code, reply.content) == (200, ANSWER)
+    assert reply.headers["content-type"] == "application/json"
+
+
+@pytest.mark.parametrize("first", [
+    b'data: {"error": {"message": "boom"}}\n\n',
+    b'data: { "error": {"message": "boom"}}\n\n',
+    b'data:{"error":{"message":"boom"}}\n\n',
+    b'event: error\ndata: {"error": {"message": "boom"}}\n\n',
+    b"data:[DONE]\n\n",
+])  # fmt: skip
+async def test_a_stream_that_begins_with_its_failure_has_a_status(odd: Rig, first: bytes) -> None:
+    odd.decode.answer = chunked(first, DONE)
+    reply = await odd.post(stream=True)
+    assert reply.status_code == 502
+    assert reply.json()["error"]["leg"] == "decode"
+
+
+@pytest.mark.parametrize(("code", "failures"), [(500, 1), (400, 0)])
+async def test_a_stream_that_the_engine_ends_with_an_error_has_failed(
+    odd: Rig, eventually: Eventually, code: int, failures: int
+) -> None:
+    """Its client has read so; so must who reads records and figures."""
+    told = b'data: {"error": {"message": "boom", "code": %d}}\n\n' % code
+    odd.decode.answer = chunked(EVENT, told, DONE)
+    reply = await odd.post(stream=True)
+    assert reply.content == EVENT + told + DONE
+    stats = odd.gateway.stats
+    await eventually(lambda: stats.failed == 1)
+    assert stats.worker("d1").failures == failures
+    record = odd.gateway.records._buffer[-1].decision
+    assert (record.status, record.failed_leg) == ("failed", "decode" if failures else "")
+    assert "boom" in record.error
+
+
+async def test_a_text_with_the_mark_of_the_end_is_not_the_end(odd: Rig) -> None:
+    text = b'data: {"choices":[{"text":"data: [DONE]","finish_reason":null}]}\n\n'
+    odd.decode.answer = chunked(text)
+    reply = await odd.post(stream=True)
+    assert reply.content.startswith(text)
+    last = json.loads(reply.content[len(text) :].removeprefix(b"data: "))
+    assert "without [DONE]" in last["error"]["message"]
+
+
+@pytest.mark.parametrize("done", [DONE, b"data:[DONE]\n\n", b"data: [DONE]\r\n\r\n"])
+async def test_a_stream_that_has_said_done_is_whole_though_its_connection_breaks(
+    odd: Rig, done: bytes
+) -> None:
+    odd.decode.answer = chunked(EVENT, done).removesuffix(b"0\r\n\r\n")
+    odd.decode.closes = True
+    reply = await odd.post(stream=True)
+    assert reply.content == EVENT + done
+    assert odd.gateway.stats.failed == 0
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/messages"])
+@pytest.mark.parametrize("damage", ["cut", "garbage"])
+async def test_a_stream_whose_compression_breaks_off_says_so(
+    odd: Rig, path: str, damage: str
+) -> None:
+    packed = gzip.compress(EVENT + DONE)
+    lines = b"content-encoding: gzip\r\n"
+    odd.decode.answer = chunked(packed, lines=lines)
+    assert (await odd.post(path, stream=True)).content == EVENT + DONE
+    broken = packed[: len(packed) // 2] if damage == "cut" else b"no gzip at all"
+    odd.decode.answer = chunked(broken, lines=lines)
+    reply = await odd.post(path, stream=True)
+    assert b'"code":"decode_leg_failed"' in reply.content
