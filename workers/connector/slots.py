@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -9,6 +10,7 @@ import xxhash
 
 from workers.core.messages import SlotRef, Welcome
 from workers.pool.arena import Slab, checksum_of
+from workers.pool.prefault import PageMapper
 
 Cause = Literal["generation", "checksum", "io"]
 
@@ -34,6 +36,13 @@ class SlabSlots:
     @property
     def incarnation(self) -> int:
         return self._incarnation
+
+    def map_ahead(self, settle: Callable[[], None] = lambda: None) -> PageMapper:
+        """Have the slab's pages mapped here as the agent makes them, in a thread that `settle` prepares:
+        the first copy into or out of a slot costs several times as much without it. Close it."""
+        mapper = PageMapper(self._slab.everything, settle)
+        mapper.start()
+        return mapper
 
     def holds(self, slot: int) -> bool:
         return 0 <= slot < self._slab.num_slots

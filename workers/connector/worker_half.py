@@ -9,6 +9,7 @@ from collections.abc import Callable
 import torch
 
 from workers.client import make_hello
+from workers.connector.affinity import leave_engine_cores
 from workers.connector.layout import PagedKv
 from workers.connector.load import BadBlock, Load, LoadBatch
 from workers.connector.metadata import StepOrders, StepResults, StoreResult
@@ -19,6 +20,7 @@ from workers.connector.storer import Storer
 from workers.core.hashing import namespace_digest
 from workers.core.messages import ReportCorrupt, Welcome
 from workers.core.stats_messages import NamespaceSpec
+from workers.pool.prefault import PageMapper
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +37,7 @@ class WorkerHalf:
         self._settings = settings
         self._spec_of = spec_of
         self._slots: SlabSlots | None = None
+        self._mapper: PageMapper | None = None
         self._session: AgentSession | None = None
         self.namespace_spec: NamespaceSpec | None = None  # known once the pages are
         self._storer: Storer | None = None
@@ -87,6 +90,8 @@ class WorkerHalf:
             self._storer.close()
         if self._session is not None:
             self._session.close()
+        if self._mapper is not None:
+            self._mapper.close()
 
     def _attach(self, welcome: Welcome) -> None:
         """A new agent, a new slab. Copies under way keep the old mapping alive until they end."""
@@ -95,8 +100,11 @@ class WorkerHalf:
         if current is not None and current.incarnation == welcome.incarnation:
             return
         self._slots = None
+        if self._mapper is not None:
+            self._mapper.close()
         try:
             self._slots = SlabSlots(welcome, self._paged.block_bytes)
+            self._mapper = self._slots.map_ahead(leave_engine_cores)
         except (OSError, ValueError) as error:
             logger.warning("cannot map the slab %s: %s", welcome.slab_path, error)
 

@@ -120,6 +120,20 @@ class TestHalves:
         prefill.worker.finish_loads()
         assert prefill.worker.take_spoiled() == set(range(20, 30))
 
+    def test_the_slabs_pages_are_mapped_ahead_and_a_new_slabs_too(self, agent, make_engine):
+        worker = make_engine().worker
+        first, slab_bytes = worker._mapper, len(worker._slots._slab.everything)
+        until(lambda: first.mapped_bytes == slab_bytes, "pages")
+        incarnation = worker._slots.incarnation
+        agent.kill()
+        agent.start()
+        until(lambda: worker._slots and worker._slots.incarnation != incarnation, "new slab")
+        second = until(lambda: (m := worker._mapper) is not first and m, "another mapper")
+        until(lambda: second.mapped_bytes == slab_bytes, "pages")
+        worker.close()
+        assert not first._thread.is_alive()
+        assert not second._thread.is_alive()
+
     def test_starts_without_an_agent_and_finds_it_later(self, agent, make_engine):
         agent.kill()
         engine = Engine(agent, "p1", "kv_producer")
