@@ -5,6 +5,7 @@ from __future__ import annotations
 from textwrap import wrap
 
 from console.tui.context import Context
+from console.tui.frame import SMALL_HEIGHT
 from console.tui.lines import Line, line, table_lines, toned
 from console.viewmodel import doctor
 from console.viewmodel.doctor import DoctorHead
@@ -26,6 +27,8 @@ def head_lines(context: Context) -> list[Line]:
     if head.progress is not None:
         lines.append(line(" ", toned(head.bar, "accent")))
     lines.append(_counts(head))
+    if context.height < SMALL_HEIGHT:
+        return lines  # its checks matter more than the bound
     lines.extend(wrapped(head.bound, width))
     return [*lines, line("")]
 

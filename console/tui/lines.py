@@ -23,6 +23,8 @@ GROWTH = 3
 """A growing column with others at its right gets at most so many times its declared width."""
 
 
+CUT = "~"
+"""Where a line or a cell goes on beyond the room it has."""
 INDENT = "  "
 LEAST_WIDTH = 8
 """Of a column that has to give way."""
@@ -69,7 +71,7 @@ def fit(text: str, width: int, align: str = "left") -> str:
     """Exactly `width` cells: padded, or cut with a mark. Wide characters count double."""
     size = cell_len(text)
     if size > width:
-        return set_cell_size(text, width - 1) + "~" if width > 1 else set_cell_size(text, width)
+        return set_cell_size(text, width - 1) + CUT if width > 1 else set_cell_size(text, width)
     pad = " " * (width - size)
     return pad + text if align == "right" else text + pad
 
@@ -274,7 +276,7 @@ class LinesView(Widget, can_focus=False):
         return len(self._lines)
 
     def render_line(self, y: int) -> Strip:
-        """One line, cut or padded to the width."""
+        """One line, padded to the width, or cut with a mark."""
         width = self.size.width
         spans = _at(self._lines, y)
         style = STALE if self._stale else None
@@ -282,7 +284,10 @@ class LinesView(Widget, can_focus=False):
             Segment(span.text, span.style if style is None else _faded(span.style))
             for span in spans
         ]
-        return Strip(segments).adjust_cell_length(width, Style())
+        strip = Strip(segments)
+        if width > 1 and cell_len(plain_text(spans)) > width:
+            return Strip([*strip.adjust_cell_length(width - 1), Segment(CUT, STALE)], width)
+        return strip.adjust_cell_length(width, Style())
 
 
 def _faded(style: Style) -> Style:

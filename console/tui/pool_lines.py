@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from console.tui.context import Context
+from console.tui.doctor_lines import wrapped
 from console.tui.frame import COMPACT_HEIGHT, COMPACT_WIDTH
 from console.tui.lines import Line, Span, line, plain_text, table_lines, toned
 from console.tui.plot import plot_lines
 from console.viewmodel import curve, jobs, pool
-from console.viewmodel.table import Table, Tone
+from console.viewmodel.table import Table, Text, Tone
 
 QUEUE_BAR = 10
 HEALTH = "HEALTH OF EVICTION, 15 min"
@@ -71,10 +72,10 @@ def curve_lines(context: Context, width: int, room: int, *, with_health: bool = 
     )
     if found.empty:
         measured = line(f" measured now: {found.measured_text}")
-        return [title, line(""), line(toned(f" {found.empty}", "muted")), measured]
+        return [title, line(""), *wrapped(Text(found.empty, "muted"), width), measured]
     table = curve.curve_table(found)
     numbers = [line(" ", *row) for row in table_lines(table, width - 2)]
-    verdict = [line(toned(f" {found.verdict}", "accent"))] if found.verdict else []
+    verdict = wrapped(Text(found.verdict, "accent"), width) if found.verdict else []
     fixed = 2 + len(verdict) + len(numbers)
     lines = [title, *verdict, *plot_lines(found, width, room - fixed), line(""), *numbers]
     health = titled(HEALTH, pool.health(report), width, 12)

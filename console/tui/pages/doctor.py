@@ -8,7 +8,7 @@ from textual.containers import Horizontal, Vertical
 from console.tui.context import Context
 from console.tui.details import field_lines
 from console.tui.doctor_lines import head_lines
-from console.tui.frame import COMPACT_HEIGHT, DETAIL_WIDTH, WIDE_WIDTH
+from console.tui.frame import COMPACT_HEIGHT, DETAIL_WIDTH, SMALL_HEIGHT, WIDE_WIDTH
 from console.tui.keys import RUN_DOCTOR
 from console.tui.lines import Line, LinesView, line, toned
 from console.tui.pages.base import Location, Page
@@ -19,6 +19,7 @@ from console.viewmodel.table import Row
 
 _BELOW_LINES = 6
 _BELOW_LINES_COMPACT = 5
+_BELOW_LINES_SMALL = 3
 
 
 class DoctorPage(Page):
@@ -84,6 +85,7 @@ class DoctorPage(Page):
             self._detail.show(check_lines(row, DETAIL_WIDTH - 1), stale=context.stale)
             return
         room = _BELOW_LINES if context.height >= COMPACT_HEIGHT else _BELOW_LINES_COMPACT
+        room = _BELOW_LINES_SMALL if context.height < SMALL_HEIGHT else room
         lines = [*check_lines(row, context.width)[:room], *([line("")] * room)]
         self._below.show([line(""), *lines[:room]], stale=context.stale)  # at a fixed height
 

@@ -6,7 +6,7 @@ from textual.app import ComposeResult
 from textual.containers import Horizontal, Vertical
 
 from console.tui.context import Context
-from console.tui.frame import COMPACT_HEIGHT, COMPACT_WIDTH, WIDE_WIDTH
+from console.tui.frame import COMPACT_HEIGHT, COMPACT_WIDTH, SMALL_HEIGHT, WIDE_WIDTH
 from console.tui.lines import Line, LinesView, fit, line, table_lines, toned
 from console.tui.pages.base import Page
 from console.tui.widgets.heatmap import HeatmapView
@@ -19,6 +19,8 @@ from console.viewmodel.table import Tone
 
 RIGHT_WIDTH = 86
 COMPACT_ROWS = ("requests", "rejected", "ttft", "tbt", "kv_wait", "slo")
+SMALL_ROWS = ("requests", "rejected", "ttft", "slo")
+"""In the smallest windows: what is wrong has to be seen beside them."""
 
 
 class OverviewPage(Page):
@@ -79,11 +81,12 @@ class OverviewPage(Page):
         self._service.show(top, stale=context.stale)
         self._attention.display = True
         room = max(2, context.height - 4 - len(top))
-        wanted = 1 + max(1, len(view.attention.rows))
+        blank = 1 if context.height >= SMALL_HEIGHT else 0
         changes = 2 if room >= 5 else 0
-        self._attention.styles.height = max(2, min(wanted, room - changes - 1))
+        num = max(2, min(1 + max(1, len(view.attention.rows)), room - changes - blank))
+        self._attention.styles.height = num
         self._attention.set_table(view.attention, stale=context.stale)
-        left = max(0, room - max(2, min(wanted, room - changes - 1)) - 1)
+        left = max(0, room - num - 1)
         below = (
             [line(" ", *row) for row in table_lines(view.changes, width - 2)][:left]
             if left >= 2
@@ -160,15 +163,19 @@ def service_lines(context: Context, view: OverviewView, width: int) -> list[Line
         )
         return [*lines, line("")]
     compact = context.width < COMPACT_WIDTH or context.height < COMPACT_HEIGHT
-    rows = [row for row in view.service if not compact or row.key in COMPACT_ROWS]
+    small = context.height < SMALL_HEIGHT
+    kept = SMALL_ROWS if small else COMPACT_ROWS
+    rows = [row for row in view.service if not compact or row.key in kept]
     label = " SERVICE" + " " * 13
     head = f"{label}{view.window:>8}   {'last ' + view.window + ', ' + view.step + ' a step':<32}SLO or alarm"
     lines = [line(toned(head[: width - 1], "muted"))]
     lines.extend(_service_line(row, context) for row in rows)
     if view.empty:
         lines.append(line(toned(f" {view.empty}", "muted")))
-    lines.append(line(""))
-    lines.extend(line(" ", *row) for row in table_lines(view.roles, width - 2))
+    roles = [line(" ", *row) for row in table_lines(view.roles, width - 2)]
+    if small:
+        return [*lines, *roles]
+    lines.extend((line(""), *roles))
     if not compact:
         lines.extend(_worst_lines(context))
     return [*lines, line("")]

@@ -123,6 +123,39 @@ class TestStates:
             await console.until("LIVE", "999")
 
 
+class TestSmallest:
+    """60x15: what is wrong is seen without scrolling, and what is cut says so."""
+
+    SIZE = (60, 15)
+
+    async def test_what_needs_attention_is_seen(self, world: Any, open_console: Any) -> None:
+        async with open_console(world, size=self.SIZE) as console:
+            shown = await console.until("NEEDS ATTENTION", "rejected %", "decode ")
+            assert ">CRIT" in shown
+            await console.press("enter")
+            await console.until("Overview > ", gone="NEEDS ATTENTION")
+
+    async def test_the_doctors_first_finding_is_seen(self, world: Any, open_console: Any) -> None:
+        async with open_console(world, size=self.SIZE, start="doctor") as console:
+            await console.until("Run 3 by ana", ">FAIL")
+
+    async def test_no_line_ends_without_saying_so(self, world: Any, open_console: Any) -> None:
+        async with open_console(world, size=self.SIZE, start="transfers") as console:
+            await console.until("strong = slow")
+            legend = console.line("strong = slow")
+            assert len(legend) == 60
+            assert legend.endswith("~")
+
+    async def test_every_screen_and_view_draws(self, world: Any, open_console: Any) -> None:
+        async with open_console(world, size=self.SIZE) as console:
+            for key in "12346780":
+                await console.press(key)
+                for _ in range(len(console.app.page.views) or 1):
+                    shown = await console.until("LIVE", "? help")
+                    assert all(len(line) <= 60 for line in shown.splitlines())
+                    await console.press("right_square_bracket")
+
+
 class TestTerminals:
     @pytest.mark.parametrize("depth", ["truecolor", "256", "16", "none"])
     async def test_e22_every_depth_draws_every_screen(
