@@ -147,6 +147,8 @@ def bench_transfer(
 ) -> None:
     """Read blocks of 64 KiB, 1 MiB and 16 MiB from another node's slab, beside Mooncake Store.
 
+    shm: also 8 MiB, beside memcpy, and into slots of first use.
+
     rdma: up to 4 MiB, beside perftest; in a VM with Soft-RoCE where there is no device here.
     Exits 3 when the peer is asked for and not installed (make peers).
     """

@@ -3,6 +3,9 @@
 Two processes: a holder, and this one as the reader. Every block is verified (generation, key,
 checksum). Runs of the two alternate, so that both meet the same noise; figures are medians, ratios
 are medians of the ratios of neighbouring runs. CPU seconds are of both processes.
+
+Shared memory is compared with memcpy, plain and verified, and also read into slots of first use:
+such whose pages were made ahead, as an agent does it, and such whose were not.
 """
 
 from __future__ import annotations
@@ -21,31 +24,37 @@ from typing import Any, Final
 
 import psutil
 
+from workers.bench.transfer_memcpy import Memcpy, Run
 from workers.bench.transfer_mooncake import (
     Mooncake,
     PeerMissingError,
     running_mooncake,
 )
-from workers.bench.transfer_nodes import INCARNATION, SECRET, facts_of, key_of, open_memory
+from workers.bench.transfer_nodes import INCARNATION, SECRET, facts_of, key_of
 from workers.core.transfer_types import Piece, TransferRequest
 from workers.pool.arena import SlabFile
 from workers.transfer.base import PeerAddress, SlotMemory, Transport
+from workers.transfer.copiers import num_copiers
 from workers.transfer.engine import TransferEngine
 from workers.transfer.shm import ShmTransport
 from workers.transfer.tcp import TcpTransport
 
 BLOCK_BYTES: Final = (64 * 1024, 1 << 20, 16 << 20)
 TOTAL_BYTES: Final = 128 << 20
+SHM_BLOCK_BYTES: Final = (64 * 1024, 1 << 20, 8 << 20, 16 << 20)
+SHM_TOTAL_BYTES: Final = 512 << 20  # more than caches hold
 SINGLE_READS: Final = 32
 TRANSPORTS: Final = ("tcp", "shm")
 _DEADLINE_SECONDS: Final = 60.0
-
-Run = tuple[float, float]
-"""Seconds, CPU seconds."""
+_TOUCH_SECONDS: Final = 120.0
 
 
 def run_transfer_bench(transport: str, runs: int, *, peer: bool | None) -> dict[str, Any]:
     """`rows`, one a block size. `peer` None: where it is installed. PeerMissingError."""
+    if transport == "shm":
+        shm_rows = [_measure_shm(block_bytes, runs) for block_bytes in SHM_BLOCK_BYTES]
+        return {"rows": shm_rows, "runs": runs, "verified": True, "peer_version": None,
+                "threads": num_copiers()}  # fmt: skip
     with (
         tempfile.TemporaryDirectory(prefix="perilune-bench-") as folder,
         contextlib.ExitStack() as s,
@@ -85,6 +94,42 @@ def _measure(
                 batched.append(mooncake.read(block_bytes, num_blocks, batch=True))
             single.append(reader.read_one_by_one(min(SINGLE_READS, num_blocks)))
     return _row(transport, block_bytes, ours, single, theirs, batched)
+
+
+def _measure_shm(block_bytes: int, runs: int) -> dict[str, Any]:
+    num_blocks = SHM_TOTAL_BYTES // block_bytes
+    total, single_bytes = num_blocks * block_bytes, min(SINGLE_READS, num_blocks) * block_bytes
+    with _reader("shm", block_bytes, num_blocks) as reader:
+        untouched = reader.read(range(num_blocks))
+    ours: list[Run] = []
+    single: list[Run] = []
+    plain: list[Run] = []
+    verified: list[Run] = []
+    memcpy = Memcpy(total, block_bytes)
+    with _reader("shm", block_bytes, num_blocks, touched=True) as reader:
+        first = reader.read(range(num_blocks))
+        for _ in range(runs):
+            ours.append(reader.read(range(num_blocks)))
+            plain.append(memcpy.run(verified=False))
+            verified.append(memcpy.run(verified=True))
+            single.append(reader.read_one_by_one(min(SINGLE_READS, num_blocks)))
+    return {
+        "transport": "shm",
+        "bytes": block_bytes,
+        "gb_per_s": _rate(ours, total),
+        "cpu_s_per_gb": _cpu(ours, total),
+        "one_by_one_gb_per_s": _rate(single, single_bytes),
+        "memcpy_gb_per_s": _rate(plain, total),
+        "memcpy_verified_gb_per_s": _rate(verified, total),
+        "memcpy_verified_cpu_s_per_gb": _cpu(verified, total),
+        "over_memcpy_verified": _ratio(ours, verified),
+        "first_use_gb_per_s": _rate([first], total),
+        "first_use_cpu_s_per_gb": _cpu([first], total),
+        "untouched_gb_per_s": _rate([untouched], total),
+        "untouched_cpu_s_per_gb": _cpu([untouched], total),
+        "peer": None,
+        "over_peer": None,
+    }
 
 
 def _row(
@@ -174,7 +219,10 @@ class _Reader:
 
 
 @contextmanager
-def _reader(transport: str, block_bytes: int, num_blocks: int) -> Iterator[_Reader]:
+def _reader(
+    transport: str, block_bytes: int, num_blocks: int, *, touched: bool = False
+) -> Iterator[_Reader]:
+    """`touched`: the reader's pages have been made ahead."""
     facts = facts_of(block_bytes, num_blocks)
     name = f"perilune-bench-{uuid.uuid4().hex[:8]}"
     with contextlib.ExitStack() as stack:
@@ -193,7 +241,9 @@ def _reader(transport: str, block_bytes: int, num_blocks: int) -> Iterator[_Read
         line = process.stdout.readline()
         if not line:
             raise RuntimeError(f"the holder ended with code {process.wait(5)}")
-        memory = open_memory(files[1].path, block_bytes, num_blocks, 0)
+        if touched:
+            _touch(files[1])
+        memory = SlotMemory(files[1].slab(facts.slot_bytes), facts)
         engine = TransferEngine("reader", memory, [_make(transport, memory)])
         stack.callback(memory.slab.close)
         stack.callback(engine.close)
@@ -202,6 +252,16 @@ def _reader(transport: str, block_bytes: int, num_blocks: int) -> Iterator[_Read
             PeerAddress("holder", {transport: addresses[transport]}, INCARNATION, facts)
         )
         yield _Reader(engine, block_bytes, process.pid)
+
+
+def _touch(file: SlabFile) -> None:
+    """As fast as it goes. RuntimeError where it does not."""
+    file.start_touching(1e12)
+    deadline = time.monotonic() + _TOUCH_SECONDS
+    while file.touched_bytes < file.slab_bytes:
+        if file.touch_error or time.monotonic() > deadline:
+            raise RuntimeError(f"no pages for {file.path}: {file.touch_error or 'not in time'}")
+        time.sleep(0.01)
 
 
 def _make(transport: str, memory: SlotMemory) -> Transport:

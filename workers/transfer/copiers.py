@@ -3,8 +3,8 @@
     endpoint.post ─▶ queue ─▶ copier: endpoint.move(ops) ─▶ endpoint's report, its descriptor rings
 
 They start when there is something to do and end after a while without. Each takes ops of one
-endpoint at a time, about a MiB of them: small ones are handed over in batches, large ones singly,
-so that the blocks of one prompt are copied side by side.
+endpoint at a time, its share of what waits and at most some MiB: the blocks of one prompt are copied
+side by side, and the engine is not woken for each of many.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from workers.core.transfer_types import Op
 
 MAX_COPIERS: Final = 4
 CORES_A_COPIER: Final = 4
-BATCH_BYTES: Final = 1 << 20
+BATCH_BYTES: Final = 4 << 20
 IDLE_SECONDS: Final = 5.0
 _STILL_SECONDS: Final = 1.0
 
@@ -45,6 +45,7 @@ class Copiers:
         self.max_threads = max_threads
         self._name = name
         self._queue: deque[tuple[Mover, Op]] = deque()
+        self._queued_bytes = 0
         self._moving: Counter[Mover] = Counter()  # batches under way
         self._threads: set[threading.Thread] = set()
         self.num_busy = 0  # threads that copy now
@@ -57,6 +58,7 @@ class Copiers:
         """Have these moved, after what was posted before."""
         with self._lock:
             self._queue.extend((mover, op) for op in ops)
+            self._queued_bytes += sum(op.length for op in ops)
             self._work.notify(len(ops))
             wanted = min(self.max_threads, self.num_busy + len(self._queue))
             for _ in range(wanted - len(self._threads)):
@@ -65,15 +67,17 @@ class Copiers:
     def withdraw(self, mover: Mover, op_ids: Collection[int] | None = None) -> list[int]:
         """Take back what no thread has begun with, of these or of all; their ids."""
         with self._lock:
-            mine = {
-                op.id
+            mine = [
+                op
                 for owner, op in self._queue
                 if owner is mover and (op_ids is None or op.id in op_ids)
-            }
+            ]
             if mine:
-                kept = [(o, op) for o, op in self._queue if o is not mover or op.id not in mine]
+                ids = {op.id for op in mine}
+                kept = [(o, op) for o, op in self._queue if o is not mover or op.id not in ids]
                 self._queue = deque(kept)
-        return sorted(mine)
+                self._queued_bytes -= sum(op.length for op in mine)
+        return [op.id for op in mine]
 
     def wait_still(self, mover: Mover) -> None:
         """Until no thread is inside of `mover.move`: as long as one piece of a copy takes, where it
@@ -88,6 +92,7 @@ class Copiers:
         with self._lock:
             self._closing = True
             self._queue.clear()
+            self._queued_bytes = 0
             self._work.notify_all()
             threads = list(self._threads)
         for thread in threads:
@@ -120,13 +125,20 @@ class Copiers:
                 if not woken and not self._queue:
                     self._threads.discard(threading.current_thread())
                     return None
-            mover, op = self._queue.popleft()
-            ops, num_bytes = [op], op.length
-            while self._queue and self._queue[0][0] is mover:
-                num_bytes += self._queue[0][1].length
-                if num_bytes > BATCH_BYTES:
-                    break
-                ops.append(self._queue.popleft()[1])
+            mover, ops = self._pop()
             self._moving[mover] += 1
             self.num_busy += 1
+        return mover, ops
+
+    def _pop(self) -> tuple[Mover, list[Op]]:
+        most = min(BATCH_BYTES, self._queued_bytes // self.max_threads)
+        mover, op = self._queue.popleft()
+        ops, num_bytes = [op], op.length
+        while self._queue and self._queue[0][0] is mover:
+            length = self._queue[0][1].length
+            if num_bytes + length > most:
+                break
+            num_bytes += length
+            ops.append(self._queue.popleft()[1])
+        self._queued_bytes -= num_bytes
         return mover, ops
