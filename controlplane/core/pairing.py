@@ -137,6 +137,10 @@ class DecodeSlots:
         self._tokens.pop(request_id, None)
         return self._grant(worker_id) if self.num_waiting else []
 
+    def offer(self, worker_id: str, most: int) -> list[Granted]:
+        """Of a worker's room, if those who wait did not come for it: it took nothing then."""
+        return self._grant(worker_id, most) if self._waiting else []
+
     def check_integrity(self) -> None:
         """Counts agree with holders, no queue is empty, nobody both holds and waits."""
         counted: dict[str, int] = {}
@@ -161,10 +165,10 @@ class DecodeSlots:
             idle = self.room(worker_id, limit.cap) > 0
             assert not (idle and self.waiting(limit.model)), f"{worker_id} idles, others wait"
 
-    def _grant(self, worker_id: str) -> list[Granted]:
+    def _grant(self, worker_id: str, most: int | None = None) -> list[Granted]:
         limit = self._limits.get(worker_id)
         grants: list[Granted] = []
-        while limit is not None and self.room(worker_id, limit.cap) > 0:
+        while limit is not None and self.room(worker_id, limit.cap) > 0 and len(grants) != most:
             queue = self._waiting.get(limit.model)
             if not queue:
                 break

@@ -193,6 +193,7 @@ class Gateway:
         steps: dict[str, Callable[[float], None]] = {
             "watch": self._watch.scan,
             "learning": lambda _now: self.cluster.learn(),
+            "slots": self.cluster.offer_slots,
             "collector": self._collector.tick,
         }
         for name, step in steps.items():

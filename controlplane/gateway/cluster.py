@@ -450,6 +450,22 @@ class Cluster:
         """Of other gateways; who may have a slot because of it gets it."""
         self._granted(self.slots.set_beside(worker_id, beside))
 
+    def offer_slots(self, now: float) -> None:
+        """Of workers that were paused when those who wait came: nothing that frees a slot may ever
+        happen there. One that is due its trial gets one. Where handshakes are mixed, a slot that
+        fits is waited for."""
+        if not self.slots.num_waiting:
+            return
+        for name, state in self.workers.items():
+            row = state.row
+            if row.model in self.mixed or not self.slots.waiting(row.model):
+                continue
+            if row.state != "ready" or self.health.is_paused(name, now):
+                continue
+            is_trial = self.health.overdue(name, now) is not None
+            if not is_trial or not self.slots.running(name):
+                self._granted(self.slots.offer(name, 1 if is_trial else self.slots.num_waiting))
+
     def free_slot(self, request_id: str) -> None:
         self._granted(self.slots.free(request_id))
 

@@ -18,6 +18,19 @@ def test_a_freed_slot_goes_to_the_next_waiting_at_once() -> None:
     assert slots.waiting("m") == 1
 
 
+def test_room_that_was_not_taken_is_offered_again() -> None:
+    """A worker that may be sent nothing for a while has room although somebody waits."""
+    slots = DecodeSlots()
+    slots.set_limits({"d1": SlotLimit("m", 2), "d2": SlotLimit("m", 0)})
+    for name in "abc":
+        assert slots.wait(name, "m")
+    assert slots.offer("d2", 5) == []
+    assert [(g.request_id, g.worker_id) for g in slots.offer("d1", 1)] == [("a", "d1")]
+    assert [g.request_id for g in slots.offer("d1", 5)] == ["b"]
+    assert slots.offer("d1", 5) == []
+    slots.check_integrity()
+
+
 def test_models_do_not_mix() -> None:
     slots = DecodeSlots()
     slots.set_limits({"d1": SlotLimit("m", 1), "d2": SlotLimit("other", 1)})

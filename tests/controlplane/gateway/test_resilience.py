@@ -395,3 +395,27 @@ async def test_trials_are_few_while_a_worker_stays_sick(
     codes = await asyncio.gather(*(rig.complete(prompt=f"n {i}") for i in range(12)))
     assert {r.status_code for r in codes} == {200}
     assert len(rig.api("d1").records) - before <= 2
+
+
+async def test_who_waits_for_a_slot_gets_one_of_a_worker_that_was_paused_when_it_came(
+    rig: Any, eventually: Any
+) -> None:
+    """Nothing ends there that would hand a slot on: it was idle."""
+    rig.workers = ("p1:prefill", "d1:decode", "d2:decode")
+    rig.policies = [rig.policy("scheduling", max_concurrent_per_decode=1)]
+    await rig.start()
+    health, slots = rig.gateway.cluster.health, rig.gateway.cluster.slots
+    for _ in range(3):
+        health.failed("d2", time.monotonic(), unreachable=False, error="a test's")
+    health._workers["d2"].open_until = time.monotonic() + 3600
+    rig.api("d1").faults.set(Faults(delay_seconds=60))
+    first = asyncio.create_task(rig.complete(prompt="a long one"))
+    await eventually(lambda: slots.running("d1") == 1)
+    waiting = [asyncio.create_task(rig.complete(prompt=f"number {i}")) for i in range(3)]
+    await eventually(lambda: slots.num_waiting == 3)
+    health._workers["d2"].open_until = time.monotonic()
+    answers = await asyncio.gather(*waiting)
+    assert {answer.status_code for answer in answers} == {200}
+    assert not first.done()
+    assert len(rig.api("d2").records) == 3
+    first.cancel()
