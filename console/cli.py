@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib.metadata import entry_points, requires
+from io import TextIOWrapper
 from typing import TYPE_CHECKING
 
 import typer
@@ -23,6 +24,10 @@ EXIT_INTERRUPTED = 130
 
 def main() -> None:
     """Entry point: exit 0, 1 (it failed), 2 (what was asked cannot work) or 130 (interrupted)."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            # A reason may hold what a locale has no character for: `?` then, never a traceback.
+            stream.reconfigure(errors="replace")
     sys.exit(run(sys.argv[1:]))
 
 

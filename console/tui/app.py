@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import deepcopy
 from datetime import UTC, datetime, tzinfo
 
+from rich.segment import Segment
 from textual import events, work
 from textual.app import App, ComposeResult
+from textual.color import Color
 from textual.containers import Container
+from textual.filter import LineFilter
 from textual.message import Message
 from textual.screen import Screen
 
 from console.tui import actions, cache_actions, frame, keys, palette
-from console.tui.caps import Caps, detect
+from console.tui.caps import Caps, ascii_segments, detect
 from console.tui.context import Context
 from console.tui.ending import end_at_the_latest
 from console.tui.feed import EventSource, Feed
@@ -39,6 +42,14 @@ IDLE_REDRAW_SECONDS = 1.0
 
 class MainScreen(Screen[None], inherit_bindings=False):
     """No bindings of its own: the key table is the whole truth."""
+
+
+class AsciiFilter(LineFilter):
+    """Over every line, whatever a name, a reason or an error holds."""
+
+    def apply(self, segments: list[Segment], background: Color) -> list[Segment]:
+        """The same line in ASCII."""
+        return ascii_segments(segments)
 
 
 class FeedChanged(Message):
@@ -107,6 +118,11 @@ class ConsoleApp(App[None], inherit_bindings=False):
         self._small = LinesView("small")
         self._footer = LinesView("footer")
         self.prompt = Prompt()
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        """Textual's own, and ours where only ASCII can be shown."""
+        own = (AsciiFilter(),) if self.caps.ascii_only else ()
+        return (*super().get_line_filters(), *own)
 
     def get_default_screen(self) -> Screen[None]:
         """The one screen."""

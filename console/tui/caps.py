@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
+from rich.cells import cell_len
 from rich.color import Color
+from rich.segment import Segment
 from rich.style import Style
 
 from console.viewmodel import levels
@@ -92,3 +94,18 @@ def level_color(level: int, caps: Caps) -> Color:
     if caps.color == "truecolor":
         return Color.parse(levels.TRUECOLOR[caps.palette][level])
     return Color.from_ansi(levels.COLOR256[caps.palette][level])
+
+
+def as_ascii(text: str) -> str:
+    """What names and reasons hold beyond ASCII, as `?` over as many cells."""
+    if text.isascii():
+        return text
+    return "".join(char if char.isascii() else "?" * cell_len(char) for char in text)
+
+
+def ascii_segments(segments: list[Segment]) -> list[Segment]:
+    """A line for a terminal that shows ASCII alone."""
+    return [
+        segment if segment.text.isascii() else Segment(as_ascii(segment.text), segment.style)
+        for segment in segments
+    ]

@@ -34,6 +34,23 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "0.1.0\n"
 
 
+def test_a_locale_without_the_character_is_no_traceback() -> None:
+    code = (
+        "from console import cli\n"
+        "cli.run = lambda argv: print('w\\u00e4rmer \\U0001f680 \\u65e5') or 0\n"
+        "cli.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONIOENCODING": "latin-1"},
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.decode("latin-1").strip() == "w\u00e4rmer ? ?"
+
+
 def test_without_a_verb_it_shows_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert run() == 0
     text = capsys.readouterr().out

@@ -189,6 +189,14 @@ class TestTerminals:
                 await console.until("prod-eu1")
                 assert console.text().isascii()
 
+    async def test_ascii_only_whatever_somebody_wrote(self, world: Any, open_console: Any) -> None:
+        said = "w\u00e4rmer \U0001f680 \u65e5\u672c"
+        world.policies[0] = world.policies[0].model_copy(update={"reason": said})
+        caps = Caps("none", ascii_only=True)
+        async with open_console(world, caps=caps, start="policies") as console:
+            await console.until("w?rmer ?? ????")
+            assert console.text().isascii()
+
     async def test_e24_too_small_and_back(self, world: Any, open_console: Any) -> None:
         async with open_console(world) as console:
             for size in ((60, 15), (59, 15), (20, 5), (1, 1), (80, 24)):
