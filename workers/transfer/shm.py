@@ -39,6 +39,7 @@ from workers.transfer.base import (
 from workers.transfer.copiers import Copiers, num_copiers
 
 DEPTH: Final = 4096
+MAX_VERIFIED: Final = 4096
 SMALL_BYTES: Final = 256 * 1024
 """So much is moved at once, in the engine's thread: to wake another takes as long."""
 _CHUNK_BYTES: Final = 512 * 1024  # copied and hashed while it is in the cache
@@ -81,6 +82,7 @@ class ShmEndpoint(Endpoint):
         self._done: list[tuple[Completion, float]] = []  # and when its first byte moved
         self._moved_bytes = 0
         self._lost: DownBy | None = None  # why this endpoint can do no more
+        self._verified: dict[int, Found] = {}
         self._small: list[Op] = []
         self._report = Report()
         self._slab: Slab | None = None
@@ -213,9 +215,7 @@ class ShmEndpoint(Endpoint):
 
     def _copy(self, slab: Slab, op: Op, found: Found) -> Completion:
         piece = op.piece
-        if not op.whole and checksum_of(slab.payload(piece.remote_slot, found.length)) != (
-            found.checksum
-        ):
+        if not op.whole and not self._is_sound(slab, piece.remote_slot, found):
             return Completion(op.id, Cause.CORRUPT)  # a range of a bad block proves nothing
         source = slab.payload(piece.remote_slot, op.offset + op.length)[op.offset :]
         target = self._memory.range(piece.local_slot, op.offset, op.length)
@@ -228,6 +228,17 @@ class ShmEndpoint(Endpoint):
             return Completion(op.id, Cause.STALE)
         cause = None if digest == wanted else Cause.CORRUPT
         return Completion(op.id, cause, found.checksum, seconds / max(1, self._copiers.num_busy))
+
+    def _is_sound(self, slab: Slab, slot: int, found: Found) -> bool:
+        """Hashed whole, once for all ranges of it."""
+        if self._verified.get(slot) == found:
+            return True
+        if checksum_of(slab.payload(slot, found.length)) != found.checksum:
+            return False
+        if len(self._verified) >= MAX_VERIFIED:
+            self._verified.clear()
+        self._verified[slot] = found
+        return True
 
     def _go_on(self, op_id: int, moved_bytes: int) -> bool:
         with self._lock:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from workers.core.transfer_types import Cause
+from workers.pool.arena import checksum_of
 from workers.transfer import copiers, shm
 from workers.transfer.base import SlotMemory
 from workers.transfer.shm import ShmEndpoint, ShmTransport
@@ -152,6 +153,28 @@ def test_a_copy_that_fails_takes_the_endpoint_down(
     report = rig.wait(endpoint, lambda seen: seen.down is not None)
     assert report.down.cause is Cause.CONNECTION
     assert "no such memory" in report.down.text
+
+
+def test_a_block_that_comes_in_ranges_is_hashed_whole_once(
+    rig: Rig, op: Any, connect: Callable[..., ShmEndpoint], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed: list[int] = []
+
+    def note(payload: memoryview) -> int:
+        hashed.append(len(payload))
+        return checksum_of(payload)
+
+    monkeypatch.setattr(shm, "checksum_of", note)
+    blocks = rig.fill(2)
+    ranges = [(start, min(65536, BLOCK - start)) for start in range(0, BLOCK, 65536)]
+    ops = [op(n, 2, offset=o, length=length) for n, (o, length) in enumerate(ranges)]
+    done = rig.finish(connect(rig.reader, 1), ops)
+    assert {one.cause for one in done.values()} == {None}
+    assert hashed.count(BLOCK) == 1
+    assert rig.local(2) == blocks[2]
+    rig.holder.slab.write_block(2, 4, b"x" * 16, blocks[2])
+    stale = rig.finish(rig.endpoints[-1], [op(9, 2, offset=0, length=64)])
+    assert stale[9].cause is Cause.STALE
 
 
 def test_what_is_small_is_moved_without_another_thread(rig: Rig, op: Any) -> None:
