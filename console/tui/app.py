@@ -314,8 +314,8 @@ class ConsoleApp(App[None], inherit_bindings=False):
         for other in self.pages.values():
             other.display = other is page
         self.screen.set_focus(None)
-        actions.set_filter(self, place.filter)
         await actions.prepare(self, page, place)
+        actions.set_filter(self, place.filter)  # its fields are those of the view
         self.redraw()
         self.call_after_refresh(self.redraw)  # a page just mounted knows its size only now
 

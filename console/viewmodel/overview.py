@@ -10,7 +10,7 @@ from console.viewmodel.cache import queue_text
 from console.viewmodel.history import History, merge
 from console.viewmodel.state import Snapshot
 from console.viewmodel.table import Column, Row, Table, Text, Tone, cell, clean
-from controlplane.stats.schemas import Overview, SeriesReply
+from controlplane.stats.schemas import Attention, Overview, SeriesReply
 
 SPARK_COLUMNS = 30
 KV_WAIT_ALARM = 0.15
@@ -303,8 +303,17 @@ def _attention(seen: Overview | None, now: float, tz: tzinfo) -> Table:
         since = numbers.stamp(item.since, now, tz) if item.since is not None else ""
         cells = (Text(word, tone), cell(item.text), Text(since), cell(item.opens))
         key = f"{item.severity}:{item.opens}:{_without_numbers(item.text)}"
-        rows.append(Row(key, cells, {"severity": word}, item.opens))
+        rows.append(Row(key, cells, {"severity": word}, _opens(item, seen)))
     return Table(_ATTENTION_COLUMNS, tuple(rows), "Nothing needs attention.")
+
+
+def _opens(item: Attention, seen: Overview | None) -> str:
+    """Slow requests are found by the limit that they broke: `requests/slow?ttft>2000ms`."""
+    if seen is None or item.opens != "requests/slow":
+        return item.opens
+    of_tbt = item.text.startswith("TBT")
+    limit = seen.slo_max_tbt_seconds if of_tbt else seen.slo_max_ttft_seconds
+    return f"{item.opens}?{'tbt' if of_tbt else 'ttft'}>{limit * 1000:g}ms" if limit else item.opens
 
 
 def _without_numbers(text: str) -> str:

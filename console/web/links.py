@@ -46,6 +46,9 @@ def page_of(console_path: str) -> str:
     """Empty for a path without a page, so that templates draw text instead of a dead link."""
     if console_path.startswith("/"):
         return console_path  # made here, already an address
+    console_path, _, wanted = console_path.partition("?")
+    if wanted:
+        return f"{page_of(console_path)}?filter={quote(wanted, safe='')}"
     noun, *names = [part for part in console_path.split("/") if part] or [""]
     if noun == "cache":
         view = names[0].replace("_", "-") if names else ""

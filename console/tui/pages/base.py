@@ -25,12 +25,13 @@ class Location:
 
     @classmethod
     def parse(cls, path: str) -> Location:
-        """`node/n1`, `cache`, `policy/slo/default`."""
+        """`node/n1`, `cache`, `policy/slo/default`, `requests/slow?ttft>2s` with a filter."""
+        path, _, wanted = path.partition("?")
         noun, _, name = path.partition("/")
         if noun in ("rejections", "in-flight"):
             return cls("requests", noun.replace("-", "_"))
         if noun == "kvwait" or path == "requests/slow":
-            return cls("requests", "live")
+            return cls("requests", "live", wanted)
         if noun == "transfers":
             return cls("pair", name) if "/" in name else cls(noun)
         return cls(noun, name)

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from controlplane.gateways.running_schemas import RequestCancel, RunningList
+from controlplane.stats.schemas import Attention
 
 SIZES = [(80, 24), (120, 40), (200, 60)]
 
@@ -204,3 +205,20 @@ async def test_candidates_keep_every_term_at_80_columns(world: Any, open_console
         for part in ("OWN PREFIX", "T_TRANSFER", "54 ms", "NODE node-03", "slower:"):
             assert part in lines, part
         assert "~" not in lines
+
+
+async def test_slow_ones_are_found_from_the_overview_whatever_view_was_shown_last(
+    world: Any, open_console: Any
+) -> None:
+    slow = Attention(severity="warn", text="TTFT P95 3.91 s over SLO 2.00 s", opens="requests/slow")
+    away = Attention(severity="warn", text="9.0 % of requests rejected", opens="rejections")
+    world.overview = world.overview.model_copy(update={"attention": [away, slow]})
+    world.decisions[0] = world.decision(0, ttft_seconds=0.2)
+    async with open_console(world) as console:
+        await console.press("enter")
+        await console.until("Requests > rejections", "slo r41")
+        await console.press("escape", "j", "enter")
+        num = len(world.decisions)
+        await console.until("Requests > live", f"/ttft>2000ms {num - 1} of {num}")
+        await console.press("escape", "escape")
+        await console.until("NEEDS ATTENTION")

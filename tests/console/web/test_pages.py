@@ -379,3 +379,8 @@ def test_a_policy_of_a_model_with_slashes_has_its_page() -> None:
     assert page_of("policy/slo/Qwen/Qwen2.5-7B") == "/policies/slo/Qwen%2FQwen2.5-7B"
     assert page_of("policy/slo/default") == "/policies/slo/default"
     assert page_of("policies") == "/policies"
+
+
+def test_slow_requests_are_linked_with_the_limit_that_they_broke() -> None:
+    assert page_of("requests/slow?ttft>2000ms") == "/requests?filter=ttft%3E2000ms"
+    assert page_of("requests/slow") == "/requests"
