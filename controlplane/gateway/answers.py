@@ -84,6 +84,19 @@ class CancelledByOperatorError(AnswerError):
         return AnswerError.headers(self) + b"x-should-retry: false\r\n"
 
 
+class StoppingError(CancelledByOperatorError):
+    """The gateway ends before the request does; another one may serve it."""
+
+    __slots__ = ()
+
+    def __init__(self, request_id: str = "") -> None:
+        message = "the gateway is being stopped and waits no longer; ask again, or another gateway"
+        AnswerError.__init__(self, 503, message, "stopping", retry_after=1, request_id=request_id)
+
+    def headers(self) -> bytes:
+        return AnswerError.headers(self)
+
+
 def error_body(
     status: int, message: str, code: str, param: str | None = None,
     about: Mapping[str, str] = _NOTHING,

@@ -18,7 +18,7 @@ from controlplane.core.text_keys import text_prompt
 from controlplane.gateway.address import announced_url, bound_url
 from controlplane.gateway.admission import read_priority
 from controlplane.gateway.agents import Agents
-from controlplane.gateway.answers import AnswerError
+from controlplane.gateway.answers import AnswerError, StoppingError
 from controlplane.gateway.api_client import ApiClient
 from controlplane.gateway.asked import Asked
 from controlplane.gateway.bodies import (
@@ -98,6 +98,7 @@ class Gateway:
         self.tokenizers = Tokenizers()
         self._loop = asyncio.get_running_loop()
         self.server = Server(self.handle, settings.limits, settings.timeouts)
+        self.server.on_overdue = self._end_running
         self._agents = Agents(settings.gateway_id, settings.agents, self.cluster, self.records.leg)
         self._bootstraps = Bootstraps()
         self.cluster.on_view.append(self._bootstraps.follow_view)
@@ -178,6 +179,10 @@ class Gateway:
         if self._tracing is not None:
             await asyncio.to_thread(self._tracing.close)
         await asyncio.sleep(0)
+
+    def _end_running(self) -> None:
+        for run in list(self._context.running.values()):
+            run.interrupt(StoppingError(run.asked.request_id))
 
     @property
     def url(self) -> str:

@@ -345,9 +345,11 @@ class Scheduler:
 def _fits(
     workers: Mapping[str, WorkerState], priced: Priced, decode: list[WorkerState]
 ) -> list[WorkerState]:
-    """Those that may be leg 2 of a request whose leg 1 goes to `priced`."""
-    first = workers[priced.option.worker_id].row.handshake
-    return [state for state in decode if pairs(first, state.row.handshake)]
+    """Those that may be leg 2 of a request whose leg 1 goes to `priced`; none if that has left."""
+    first = workers.get(priced.option.worker_id)
+    if first is None:
+        return []
+    return [state for state in decode if pairs(first.row.handshake, state.row.handshake)]
 
 
 def _observe(

@@ -15,9 +15,10 @@ import httptools
 import msgspec
 import structlog
 
-from controlplane.gateway.answers import REASONS, AnswerError
+from controlplane.gateway.answers import REASONS, AnswerError, StoppingError
 from controlplane.gateway.direct import Writer, writer_of
 from controlplane.gateway.settings import Limits, Timeouts
+from controlplane.gateway.upgrades import head_without_upgrade
 
 log = structlog.get_logger(__name__)
 
@@ -67,13 +68,11 @@ class ClientConnection(asyncio.Protocol):
         self._put: Writer | None = None  # to the transport
         self._url = b""
         self._headers: dict[bytes, bytes] = {}
-        self._head_bytes = self._piece_bytes = 0
+        self._head_bytes = self._piece_bytes = self._body_bytes = 0
         self._body: list[bytes] = []
         self._gathered = bytearray()  # of a body that comes in very many pieces, the first ones
-        self._body_bytes = 0
         self._in_head = True
-        self._message_ended = False
-        self._refused = False
+        self._message_ended = self._refused = False
         self._waiting: deque[Request] = deque()
         self._task: asyncio.Task[None] | None = None
         self._request: Request | None = None
@@ -151,7 +150,7 @@ class ClientConnection(asyncio.Protocol):
                 if self._refused:
                     return
                 rest = rest[upgrade.args[0] :]
-                head = _head_without_upgrade(self._parser.get_method(), self._url, self._headers)
+                head = head_without_upgrade(self._parser.get_method(), self._url, self._headers)
                 self._parser = httptools.HttpRequestParser(self)
                 self._parser.feed_data(head)
             else:
@@ -318,16 +317,15 @@ class ClientConnection(asyncio.Protocol):
     # --- one request after the other ---
 
     def _next(self) -> None:
-        if not self._waiting or self._transport is None or self._refused:
-            return
-        if self._transport.is_closing():
+        transport = self._transport
+        if not self._waiting or transport is None or self._refused or transport.is_closing():
             return
         if self.write_paused_since is not None:
             return  # the client does not read its answers; `resume_writing` goes on
         self._request = self._waiting.popleft()
         if self._reading_paused and len(self._waiting) <= self._limits.max_pipelined:
             self._reading_paused = False
-            self._transport.resume_reading()
+            transport.resume_reading()
         self.head_sent = False
         self._task = self.loop.create_task(self._handle(self._request))
 
@@ -336,6 +334,10 @@ class ClientConnection(asyncio.Protocol):
             await self._server.handler(request)
         except AnswerError as error:
             self._answer_error(error)
+        except asyncio.CancelledError:
+            if self._server.is_ending and self.is_open:
+                self._answer_error(StoppingError())
+            raise
         except Exception:
             log.exception("request_failed", path=request.path.decode("latin-1"))
             self._answer_error(AnswerError(500, "the gateway failed; see its log", "internal"))
@@ -416,20 +418,9 @@ class ClientConnection(asyncio.Protocol):
             self._transport.close()
 
     def cancel(self) -> None:
-        """End the running handler."""
-        if self._task is not None:
+        """End the running handler; nothing where it is ending already."""
+        if self._task is not None and not self._task.cancelling():
             self._task.cancel()
-
-
-def _head_without_upgrade(method: bytes, url: bytes, headers: dict[bytes, bytes]) -> bytes:
-    """A request's head, without what offers another protocol."""
-    tokens = headers.get(b"connection", b"").lower().split(b",")
-    kept = [token for token in map(bytes.strip, tokens) if token in (b"close", b"keep-alive")]
-    dropped = (b"upgrade", b"http2-settings", b"connection")
-    lines = [b"%b: %b\r\n" % item for item in headers.items() if item[0] not in dropped]
-    if kept:
-        lines.append(b"connection: %b\r\n" % b", ".join(kept))
-    return b"%b %b HTTP/1.1\r\n%b\r\n" % (method, url, b"".join(lines))
 
 
 class _RefusedError(Exception):
@@ -443,7 +434,8 @@ class Server:
         self.handler = handler
         self.limits = limits
         self.timeouts = timeouts
-        self.draining = False
+        self.draining = self.is_ending = False
+        self.on_overdue: Callable[[], None] = lambda: None  # the drain has been too short
         self.loop = asyncio.get_running_loop()
         self.connections: set[ClientConnection] = set()
         self._server: asyncio.Server | None = None
@@ -477,6 +469,15 @@ class Server:
             connection.sweep(now, self.timeouts)
         self._sweeper = self.loop.call_later(SWEEP_SECONDS, self._sweep)
 
+    async def _end_all(self) -> None:
+        """Those that still run are told why, as far as they read at all."""
+        self.is_ending = True
+        self.on_overdue()
+        for connection in list(self.connections):
+            connection.cancel()
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._all_idle.wait(), LINGER_SECONDS)
+
     async def stop(self, drain_seconds: float | None = None) -> None:
         """Stop listening, let running requests end (bounded), then cancel the rest."""
         if self._server is None:
@@ -489,9 +490,8 @@ class Server:
         self.request_ended()
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._all_idle.wait(), bound)
-        for connection in list(self.connections):
-            connection.cancel()
-        await asyncio.sleep(0)
+        if not self._all_idle.is_set():
+            await self._end_all()
         for connection in list(self.connections):
             connection.abort()
         if self._sweeper is not None:

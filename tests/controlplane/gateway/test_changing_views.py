@@ -298,3 +298,21 @@ async def test_views_of_the_control_plane_rename_and_replace_workers_under_load(
     await clients
     await rig.publish(**rig.make_view())
     assert rig.gateway.cluster.health.ejected() == []
+
+
+async def test_a_prefill_worker_may_leave_in_the_moment_of_its_turn(served: Served) -> None:
+    """Where handshakes are mixed, decode is chosen by it, anew after the wait."""
+    await served.start()
+    rows = [served.row("e1", "prefill"), served.row("e2", "decode")]
+    ours = {"handshake": "perilune"}
+    both = [*rows, served.row("e3", "prefill", **ours), served.row("e4", "decode", **ours)]
+    await served.reread(*both)
+    cluster, scheduler = served.gateway.cluster, served.gateway._context.scheduler
+    plans = [scheduler.plan("tiny", [[1] * 40], None, 0.0) for _ in range(4)]
+    assert cluster.mixed == {"tiny"}
+    rows[0] = served.row("e5", "prefill")
+    await served.reread(*rows, served.row("e6", "prefill", **ours), *both[3:])
+    for plan in plans:
+        assert plan.prefill[0].option.worker_id not in cluster.workers
+        scheduler.choose_decode(plan, "tiny", 40)
+        assert {option.worker_id for option in plan.free_decode} == {"e2", "e4"}

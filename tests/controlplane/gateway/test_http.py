@@ -394,6 +394,29 @@ async def test_a_drain_finishes_what_runs_and_takes_no_more(rig: Any, eventually
     assert rig.gateway.server.connections == set()
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_who_outlasts_the_drain_is_told_so(rig: Any, eventually: Any, stream: bool) -> None:
+    """Not left with a connection that closes on nothing, and no worker's failure."""
+    rig.engine = replace(rig.engine, decode_ms=50.0)
+    rig.workers = ("p1:prefill", "d1:decode")
+    await rig.start()
+    asked = {"prompt": "hello", "max_tokens": 5000, "ignore_eos": True, "stream": stream}
+    request = asyncio.create_task(rig.complete(**asked))
+    gateway = rig.gateway
+    if stream:
+        await eventually(lambda: any(one.head_sent for one in gateway.server.connections))
+    else:
+        await eventually(lambda: gateway.cluster.loads()["d1"].requests_total)
+    await gateway.stop(drain_seconds=0.05)
+    reply = await request
+    assert b'"code":"stopping"' in reply.content
+    assert reply.status_code == (200 if stream else 503)
+    assert reply.headers.get("retry-after") == (None if stream else "1")
+    assert gateway.cluster.loads()["d1"].failures_total == 0
+    record = await rig.control_plane.ended("cancelled")
+    assert "being stopped" in record.error
+
+
 async def test_what_a_broken_transport_is_still_given_is_dropped(rig: Any) -> None:
     """uvloop closes it a moment before `connection_lost`, and then raises at every write."""
 

@@ -275,3 +275,14 @@ async def test_a_stream_whose_compression_breaks_off_says_so(
     odd.decode.answer = chunked(broken, lines=lines)
     reply = await odd.post(path, stream=True)
     assert b'"code":"decode_leg_failed"' in reply.content
+
+
+async def test_a_request_that_one_worker_answers_whole_is_told_of_a_stop_too(
+    odd: Rig, eventually: Eventually
+) -> None:
+    odd.decode.answer = odd.prefill.answer = b""
+    request = asyncio.create_task(odd.post("/v1/embeddings", input="x"))
+    await eventually(lambda: odd.decode.requests + odd.prefill.requests)
+    await odd.gateway.stop(0.05)
+    reply = await request
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "stopping")
