@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from workers.supervisor.home import Home
 
 HTTP_TIMEOUT_SECONDS = 2.0
+SILENT = f"no answer within {HTTP_TIMEOUT_SECONDS:g} s (perilune logs control-plane)"
+"""Sooner than the supervisor sees it: probes have a minute."""
 COLUMNS = ("component", "state", "pid", "memory", "restarts", "for", "address or error")
 RIGHT = frozenset({"pid", "memory", "restarts", "for"})
 
@@ -37,6 +39,12 @@ def collect(home: Home) -> dict[str, Any]:
     if state is None or not ProcessIdentity(state.pid, state.start_ticks).is_alive():
         return _without_state(home)
     now = time.time()  # noqa: TID251 - compared with another process's wall clock
+    health = _get(f"{state.control_plane_url}/health")
+    answers = health is not None
+    components = [_component(each, now) for each in state.components]
+    for each in components:
+        if each["kind"] == "controlplane" and each["state"] == "ready" and not answers:
+            each["note"] = each["note"] or SILENT
     return {
         "cluster": state.cluster,
         "state": state.state,
@@ -46,12 +54,12 @@ def collect(home: Home) -> dict[str, Any]:
         "emulated": state.engine == "emulated",
         "uptime_seconds": round(now - state.started_at, 1),
         "urls": {"control_plane": state.control_plane_url, "gateway": state.gateway_url},
-        "control_plane": _get(f"{state.control_plane_url}/health"),
-        "pool": _get(f"{state.control_plane_url}/api/v1/cache/pool"),
+        "control_plane": health,
+        "pool": _get(f"{state.control_plane_url}/api/v1/cache/pool") if answers else None,
         # The supervisor may share its session with a shell: its own memory only.
         "supervisor": {"pid": state.pid, "rss_bytes": own_memory_bytes(state.pid)},
         "slab_paths": state.slab_paths,
-        "components": [_component(each, now) for each in state.components],
+        "components": components,
         "consoles": [
             {"pid": pid, "rss_bytes": own_memory_bytes(pid)} for pid in find_processes(_is_console)
         ],

@@ -51,6 +51,8 @@ class UnreachableError(ClientError):
 
     def __init__(self, url: str, cause: Exception) -> None:
         reason = str(cause) or type(cause).__name__
+        if isinstance(cause, httpx2.TimeoutException):
+            reason = f"{reason}. It may hang or be overloaded (perilune logs control-plane)"
         problem = Problem(
             title="control plane unreachable",
             status=0,

@@ -7,11 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import httpx2
 import pytest
 import typer
 
 from console import cli
-from controlplane.client_http import make_headers
+from controlplane.client_http import UnreachableError, make_headers
 from workers.core.errors import ConfigError, PeriluneError
 from workers.verbs import register_verbs
 
@@ -211,3 +212,11 @@ def test_a_broken_pipe_is_no_traceback() -> None:
     reply = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
     os.close(writer)
     assert "Traceback" not in reply.stderr
+
+
+def test_silence_and_refusal_are_told_apart() -> None:
+    silent = str(UnreachableError("http://h:1", httpx2.ReadTimeout("timed out")))
+    assert "timed out. It may hang or be overloaded (perilune logs control-plane)." in silent
+    refused = str(UnreachableError("http://h:1", ConnectionRefusedError("Connection refused")))
+    assert "overloaded" not in refused
+    assert "perilune status" in refused

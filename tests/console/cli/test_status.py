@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -105,6 +106,20 @@ def test_one_that_does_not_answer_says_what_it_does_instead(
     write_state(home.state_file, state_of(msgspec.structs.replace(READY, note=note)))
     cli.run(["status", "--data", str(home.data)])
     assert note in capsys.readouterr().out
+
+
+def test_a_control_plane_that_hangs_is_not_just_ready(home: Home) -> None:
+    """It takes connections, as a stopped process does, and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        plane = ComponentState("control-plane", "controlplane", "ready", since=1.0, url=url)
+        state = msgspec.structs.replace(state_of(plane, READY), control_plane_url=url)
+        write_state(home.state_file, state)
+        found = collect(home)
+    text = render(found)
+    assert "no answer within 2 s (perilune logs control-plane)" in text
+    assert found["pool"] is None
+    assert [each["note"] for each in found["components"]][1] == ""
 
 
 def test_the_state_of_a_dead_supervisor_is_not_shown_as_current(home: Home) -> None:
