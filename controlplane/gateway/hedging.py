@@ -103,8 +103,8 @@ def _free_worker(run: Running, first: WorkerState) -> tuple[WorkerState, Priced]
     cluster = run.context.cluster
     for priced in run.plan.prefill:
         worker = cluster.workers.get(priced.option.worker_id)
-        if worker is None or worker is first or worker.row.id == run.life.slot_worker:
-            continue
+        if worker is None or worker.row.id in (first.row.id, run.life.slot_worker):
+            continue  # by name: another engine may have the first one's by now
         if worker.row.handshake != first.row.handshake or not run.may_send(worker):
             continue
         leg = replace(turns.leg_of(run, priced), request_id=run.hedge_turn)

@@ -45,6 +45,23 @@ async def nothing_runs(rig: Any, eventually: Eventually) -> None:
     await eventually(lambda: not any(running(rig, name) for name in names), "all legs have ended")
 
 
+async def test_no_second_leg_goes_to_who_has_the_name_of_the_first_ones_worker_now(
+    rig: Any, eventually: Eventually
+) -> None:
+    rig.workers = ("p1:prefill", "p2:prefill", "d1:decode")
+    await start(rig, hedge_prefill_after_s=1.0)
+    rig.api("p1").faults.set(Faults(delay_seconds=3))
+    view = rig.make_view()
+    p1, p2, d1 = view["workers"]
+    await rig.publish(workers=[p1, d1])
+    request = asyncio.create_task(rig.complete(prompt="a b c", max_tokens=2))
+    await eventually(lambda: rig.seen("p1"))
+    await rig.publish(workers=[p1 | {"url": p2["url"]}, d1])
+    assert (await request).status_code == 200
+    assert not rig.seen("p2")
+    assert (await rig.control_plane.ended()).hedge is None
+
+
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_second_leg_answers_and_the_first_is_cut_off(
     rig: Any, eventually: Eventually, stream: bool
