@@ -290,8 +290,8 @@ def _roles(seen: Overview | None) -> Table:
 _ATTENTION_COLUMNS = (
     Column("severity", "", 4),
     Column("text", "NEEDS ATTENTION", 40, grow=True),
-    Column("since", "SINCE", 11, drop=1),
-    Column("opens", "ENTER OPENS", 18, drop=2),
+    Column("since", "SINCE", 8, drop=1),
+    Column("opens", "ENTER OPENS", 11, drop=2),
 )
 
 
