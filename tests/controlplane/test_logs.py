@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import io
 from collections.abc import Iterator
 
@@ -43,3 +44,38 @@ def test_the_level_holds() -> None:
     structlog.get_logger("test").warning("said")
     assert "not_said" not in out.getvalue()
     assert "said" in out.getvalue()
+
+
+class Disk(io.StringIO):
+    """Full, until it is not."""
+
+    is_full = True
+
+    def write(self, text: str) -> int:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return super().write(text)
+
+    def flush(self) -> None:
+        if self.is_full:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+
+def test_a_full_disk_stops_nobody_and_is_told_of_when_it_is_over() -> None:
+    """A request's own words, and a loop's cry for help, are logged where they must not fail."""
+    disk = Disk()
+    configure_log("info", disk)
+    log = structlog.get_logger("test")
+    log.info("lost")
+    try:
+        raise ValueError("also lost")
+    except ValueError:
+        log.exception("loop_failed")
+    disk.is_full = False
+    log.info("kept")
+    log.info("kept_too")
+    told, *kept = disk.getvalue().splitlines()
+    assert told == "2 lines could not be written to this log"
+    assert ["kept_too" in line or "kept" in line for line in kept] == [True, True]
+    disk.close()
+    log.info("to a closed file")
