@@ -36,12 +36,12 @@ class Lossy:
     def write(self, text: str) -> int:
         try:
             if self.dropped:
-                self._file.write(f"{self.dropped} lines could not be written to this log\n")
+                self._file.write(f"{self.dropped} messages could not be written to this log\n")
                 self._file.flush()
                 self.dropped = 0
             return self._file.write(text)
         except (OSError, ValueError):  # a closed file's is the latter
-            self.dropped += 1
+            self.dropped += text != "\n"  # comes apart
             return 0
 
     def flush(self) -> None:
