@@ -25,20 +25,46 @@ from workers.core.transfer_pacing import (
     TokenBucket,
     backoff_seconds,
 )
+from workers.core.transfer_state import Transfers
 from workers.core.transfer_stats import RECENT_SECONDS, SLOWEST, TransferLedger
 from workers.core.transfer_types import (
     Cause,
+    Completed,
+    Completion,
     Direction,
+    Finish,
     LinkId,
+    Opened,
+    Piece,
+    Post,
     Priority,
+    Submitted,
     Timing,
     TransferLimits,
+    TransferRequest,
     TransferResult,
     TransferState,
 )
 
 SECRET, OTHER = b"a" * 32, b"b" * 32
 FACTS = SlabFacts(8192, 64, 10, {b"n" * 32: 8000})
+
+
+class TestTiming:
+    def test_what_waits_inside_of_its_transport_is_not_on_the_wire(self) -> None:
+        link = LinkId("b", "shm")
+        pieces = tuple(Piece(i, 1, i, 2, i.to_bytes(16, "little"), 4096) for i in range(2))
+        machine = Transfers(TransferLimits(), lambda: 0.5)
+        machine.handle(Submitted(TransferRequest("t", "b", pieces, 100.0), "shm"), 50.0)
+        (post,) = machine.handle(Opened(link, 1024, 7), 50.0)
+        assert isinstance(post, Post)
+        first, second = (op.id for op in post.ops)
+        machine.handle(Completed(link, [Completion(first, None, 5, 0.05, 0.25)]), 51.0)
+        out = machine.handle(Completed(link, [Completion(second, None, 5, 0.05, 0.125)]), 51.125)
+        (timing,) = (command.result.timing for command in out if isinstance(command, Finish))
+        assert timing.queue_wait == pytest.approx(0.75)
+        assert timing.verify == pytest.approx(0.1)
+        assert timing.wire == pytest.approx(0.375 - 0.1)
 
 
 class TestLink:

@@ -147,19 +147,6 @@ class TestWhole:
         assert shell.result.timing.setup == pytest.approx(0.5)
         assert shell.result.timing.wire == pytest.approx(0.25)
 
-    def test_what_waits_inside_of_its_transport_is_not_on_the_wire(self, shell: Shell) -> None:
-        shell.submit(2)
-        shell.open()
-        shell.now += 1.0
-        first, second = shell.flying
-        for op_id, moving in ((first, 0.25), (second, 0.125)):
-            shell.feed(Completed(LINK, [Completion(op_id, None, 5, 0.05, moving)]))
-            shell.now += 0.125
-        timing = shell.result.timing
-        assert timing.queue_wait == pytest.approx(0.75)
-        assert timing.verify == pytest.approx(0.1)
-        assert timing.wire == pytest.approx(0.375 - 0.1)
-
     def test_a_stale_block_is_missing_at_once_and_the_rest_comes(self, shell: Shell) -> None:
         shell.submit(3)
         shell.open()
