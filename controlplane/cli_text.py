@@ -139,7 +139,7 @@ def requests(items: list[Decision]) -> str:
         )
         for d in items
     )
-    return table(head, rows, "No request matches.")
+    return table(head, rows, "No request: none is recorded yet, or none matches.")
 
 
 def _hit(d: Decision) -> str:
