@@ -1,7 +1,7 @@
 """The active policies, as the view gives them, read into what acts on requests."""
 
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, get_args
 
 from controlplane.core.admission import AdmissionRules, Slo, Standing
 from controlplane.core.hedging import HedgeRules
@@ -83,13 +83,25 @@ def _scheduling(policy: ViewPolicy | None) -> Scheduling:
     spec = policy.spec
     return Scheduling(
         rules=_rules(spec),
-        observe=spec.get("observe"),
-        normalisation=tuple(spec.get("normalisation", ())),
+        observe=_known(spec, "observe", (None, *get_args(Algorithm)), None),
+        normalisation=tuple(_known(spec, "normalisation", get_args(Rule), ())),
         prefill_flops=float(spec.get("prefill_tflops") or ASSUMED_FLOPS / 1e12) * 1e12,
         max_concurrent_per_decode=int(spec.get("max_concurrent_per_decode", 16)),
         bounds=_bounds(spec),
         hedge=_hedge(spec),
     )
+
+
+def _known(spec: dict[str, Any], name: str, names: Any, usual: Any) -> Any:
+    """Raises ValueError: a view of a newer control plane may have what nobody here understands."""
+    value = spec.get(name, usual)
+    unknown = [
+        one for one in (value if isinstance(value, list | tuple) else [value]) if one not in names
+    ]
+    if unknown:
+        known = ", ".join(map(str, names))
+        raise ValueError(f"scheduling policy: {name} = {unknown[0]!r} is not among {known}")
+    return value
 
 
 def _hedge(spec: dict[str, Any]) -> HedgeRules:
@@ -101,7 +113,7 @@ def _hedge(spec: dict[str, Any]) -> HedgeRules:
 def _rules(spec: dict[str, Any]) -> Rules:
     usual = Rules()
     return Rules(
-        algorithm=spec.get("placement", usual.algorithm),
+        algorithm=_known(spec, "placement", get_args(Algorithm), usual.algorithm),
         balancing_threshold=float(spec.get("balancing_threshold", usual.balancing_threshold)),
         explore_share=float(spec.get("explore_share", usual.explore_share)),
         load_weight=float(spec.get("load_weight", usual.load_weight)),

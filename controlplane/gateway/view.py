@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from time import monotonic
 from urllib.parse import quote
 
 import msgspec
@@ -33,8 +34,9 @@ class ViewFollower:
     async def run(self) -> None:
         pause = FIRST_PAUSE_SECONDS
         while True:
+            since = monotonic()
             try:
-                await self._poll()
+                has_news = await self._poll()
             except (UpstreamError, msgspec.DecodeError, ValueError) as error:
                 if self.connected:
                     log.warning("control_plane_lost", error=str(error), effect="last view is kept")
@@ -45,22 +47,26 @@ class ViewFollower:
             else:
                 pause = FIRST_PAUSE_SECONDS
                 self.connected = True
+                if not has_news and monotonic() - since < pause:
+                    await asyncio.sleep(pause)  # what stands before it may not know of long polls
 
-    async def _poll(self) -> None:
+    async def _poll(self) -> bool:
+        """Whether there was news."""
         path = self._path
         if self._revision is not None:
             path += f"&after={self._revision}"
         status, body = await self._client.call("GET", path, seconds=WAIT_SECONDS + 10)
         if status == 304:
-            return
+            return False
         if status != 200:
             raise ValueError(f"the control plane answered {status}: {body[:200]!r}")
         view = _decoder.decode(body)
         if view.boot_id == self._boot_id and view.revision == self._revision:
-            return
+            return False
         try:
             self._apply(view)
         except Exception as error:
             log.exception("view_not_applied", revision=view.revision)
             raise ValueError(f"its view {view.revision} cannot be applied: {error!r}") from error
         self._revision, self._boot_id = view.revision, view.boot_id
+        return True
