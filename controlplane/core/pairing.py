@@ -5,6 +5,7 @@ another, equal parts while somebody does.
 """
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 
@@ -38,12 +39,17 @@ class SlotsBeside:
 _ALONE = SlotsBeside()
 
 
+def _any_worker(_: str) -> bool:
+    return True
+
+
 @dataclass(slots=True)
 class DecodeSlots:
     """Who holds which slot, and who waits. Waiting is by priority class, then first come, first
     served, for each model."""
 
     max_waiting: int = 1024
+    may_grant: Callable[[str], bool] = _any_worker  # what comes free there, to those who wait
     _limits: dict[str, SlotLimit] = field(default_factory=dict)
     _running: dict[str, int] = field(default_factory=dict)
     _holders: dict[str, str] = field(default_factory=dict)  # request -> worker
@@ -139,7 +145,7 @@ class DecodeSlots:
 
     def offer(self, worker_id: str, most: int) -> list[Granted]:
         """Of a worker's room, if those who wait did not come for it: it took nothing then."""
-        return self._grant(worker_id, most) if self._waiting else []
+        return self._granted(worker_id, most) if self._waiting else []
 
     def check_integrity(self) -> None:
         """Counts agree with holders, no queue is empty, nobody both holds and waits."""
@@ -163,9 +169,13 @@ class DecodeSlots:
             assert ranks == sorted(ranks), "a lower class goes first"
         for worker_id, limit in self._limits.items():
             idle = self.room(worker_id, limit.cap) > 0
-            assert not (idle and self.waiting(limit.model)), f"{worker_id} idles, others wait"
+            skipped = idle and self.may_grant(worker_id) and self.waiting(limit.model)
+            assert not skipped, f"{worker_id} idles, others wait"
 
-    def _grant(self, worker_id: str, most: int | None = None) -> list[Granted]:
+    def _grant(self, worker_id: str) -> list[Granted]:
+        return self._granted(worker_id, None) if self.may_grant(worker_id) else []
+
+    def _granted(self, worker_id: str, most: int | None) -> list[Granted]:
         limit = self._limits.get(worker_id)
         grants: list[Granted] = []
         while limit is not None and self.room(worker_id, limit.cap) > 0 and len(grants) != most:

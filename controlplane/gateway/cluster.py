@@ -136,7 +136,7 @@ class Cluster:
         self.dispatch = Dispatch()
         self.index = PrefixIndex()
         self.health = DataPathHealth()
-        self.slots = DecodeSlots(settings.limits.max_waiting)
+        self.slots = DecodeSlots(settings.limits.max_waiting, self._may_grant)
         self.paths = Paths()
         self.expected = ExpectedBlocks()
         self.texts = TextIndex()
@@ -465,6 +465,13 @@ class Cluster:
             is_trial = self.health.overdue(name, now) is not None
             if not is_trial or not self.slots.running(name):
                 self._granted(self.slots.offer(name, 1 if is_trial else self.slots.num_waiting))
+
+    def _may_grant(self, worker_id: str) -> bool:
+        """Not where legs fail while others serve: one by one all who wait would go there."""
+        state, now = self.workers.get(worker_id), monotonic()
+        if self.health.is_sound or state is None or not self.health.is_paused(worker_id, now):
+            return True
+        return not self.serving(state.row.model, "decode", now)
 
     def free_slot(self, request_id: str) -> None:
         self._granted(self.slots.free(request_id))

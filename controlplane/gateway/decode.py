@@ -1,6 +1,7 @@
 """Leg 2: the decode worker of the held slot; before the first byte another one may be tried."""
 
 import asyncio
+from collections.abc import Sequence
 from time import monotonic
 from typing import Any
 
@@ -45,7 +46,7 @@ _DECODE_STARTED, _DECODE_RETRIED = DecodeStarted(), DecodeRetried()
 async def decode(run: Running, prefilled: PrefillReply) -> None:
     """Answers the client. Raises `AnswerError` when no decode worker could, `ClientFault`."""
     num_blocks = _blocks(run, prefilled)
-    tried: set[str] = set()
+    tried: list[str] = []
     await leave_unfit(run)
     while True:
         name = run.life.slot_worker
@@ -62,49 +63,63 @@ async def decode(run: Running, prefilled: PrefillReply) -> None:
                 # It may have been taken, and its blocks be another prompt's by now.
                 prefilled = structs.replace(prefilled, params=None)
             run.staged = staged
-            try_elsewhere(run, error, tried)
+            await try_elsewhere(run, error, tried)
         else:
             return
 
 
 async def leave_unfit(run: Running) -> None:
     """Where the worker whose slot is held takes nothing now: to another. While none is free, one
-    that drains or has failed is tried all the same; for one that is gone another is waited for."""
-    cluster, model = run.context.cluster, run.asked.model
-    worker = cluster.workers.get(run.life.slot_worker)
-    if worker is not None and run.may_send(worker):
+    that drains is tried all the same; where it is gone or has failed, another is waited for if
+    there are any."""
+    cluster, model, name = run.context.cluster, run.asked.model, run.life.slot_worker
+    worker = cluster.workers.get(name)
+    if (worker is not None and run.may_send(worker)) or _move(run, (name,)):
         return
-    is_gone = worker is None or worker.row.model != model
-    if not _move(run, {run.life.slot_worker}) and is_gone and cluster.has_ready(model, "decode"):
-        await _wait_elsewhere(run)
+    if worker is None or worker.row.model != model:
+        if cluster.has_ready(model, "decode"):
+            await _wait_elsewhere(run, "has left")
+    elif worker.row.state == "ready" and _others(run, (name,)):
+        await _wait_elsewhere(run, "has failed")
 
 
-async def _wait_elsewhere(run: Running) -> None:
-    """Raises `AnswerError`."""
+def _others(run: Running, tried: Sequence[str]) -> bool:
+    """Whether others serve, though none may have a free slot."""
+    serving = run.context.cluster.serving(run.asked.model, "decode", monotonic())
+    return any(state.row.id not in tried for state in serving)
+
+
+async def _wait_elsewhere(run: Running, why: str) -> None:
+    """Gives the slot back. Raises `AnswerError` that says `why` its worker does not serve."""
     cluster, request_id, plan = run.context.cluster, run.asked.request_id, run.plan
-    gone, seconds = run.life.slot_worker, run.context.settings.timeouts.slot
+    name, seconds = run.life.slot_worker, run.context.settings.timeouts.slot
     cluster.free_slot(request_id)
     worker_id = await cluster.wait_for_slot(
         request_id, run.asked.model, seconds, plan.kv_tokens, plan.standing.rank
     )
     if worker_id is None:
         message = (
-            f"worker {gone}, where request {request_id} was to be decoded, has left, and no other"
+            f"worker {name}, where request {request_id} was to be decoded, {why}, and no other"
             f" decode slot of {run.asked.model} came free within {seconds:g} s"
         )
         raise AnswerError(503, message, "no_slot", retry_after=5)
-    run.step(SlotTaken(worker_id))
-    run.decision.decode_worker = worker_id
+    _settle(run, worker_id)
 
 
-def try_elsewhere(run: Running, error: LegError, tried: set[str]) -> None:
-    """Leg 2 failed where its slot is held: count that, and take another worker's slot. Raises
-    `AnswerError` where there is none, or enough have been `tried`."""
+async def try_elsewhere(run: Running, error: LegError, tried: list[str]) -> None:
+    """Leg 2 failed where its slot is held: count that, and take another worker's slot, or wait for
+    one while all are taken. Raises `AnswerError` where there is none, or enough have been `tried`."""
     name = run.life.slot_worker
-    tried.add(name)
+    tried.append(name)
     run.leg_failed("decode", name, error)
-    if len(tried) > run.context.settings.limits.max_retries or not _move(run, tried):
+    if len(tried) > run.context.settings.limits.max_retries:
         raise unreachable_answer("decode", name, run.asked, error) from error
+    if not _move(run, tried):
+        if not _others(run, tried):
+            raise unreachable_answer("decode", name, run.asked, error) from error
+        if run.life.is_decoding:
+            run.step(_DECODE_RETRIED)
+        await _wait_elsewhere(run, f"failed ({error})")
     run.context.stats.retries_decode += 1
 
 
@@ -120,7 +135,7 @@ def _blocks(run: Running, prefilled: PrefillReply) -> int:
     return blocks
 
 
-def _move(run: Running, tried: set[str]) -> bool:
+def _move(run: Running, tried: Sequence[str]) -> bool:
     """Take a slot of another decode worker, if one is free."""
     options = run.context.scheduler.decode_options(run.asked.model, monotonic())
     free = order_decode([option for option in options if option.worker_id not in tried])
@@ -131,14 +146,19 @@ def _move(run: Running, tried: set[str]) -> bool:
     worker_id = free[0].worker_id
     if run.life.is_decoding:
         run.step(_DECODE_RETRIED)
-    cluster, request_id = run.context.cluster, run.asked.request_id
-    cluster.slots.take(request_id, worker_id)
+    run.context.cluster.slots.take(run.asked.request_id, worker_id)
+    _settle(run, worker_id)
+    return True
+
+
+def _settle(run: Running, worker_id: str) -> None:
+    """A slot of another worker is held."""
     run.step(SlotTaken(worker_id))
     run.decision.decode_worker = worker_id
-    if run.prefetching not in ("", cluster.workers[worker_id].row.node_id):
-        run.context.spreader.needless(run.prefetching, request_id)
+    worker = run.context.cluster.workers.get(worker_id)
+    if worker is not None and run.prefetching not in ("", worker.row.node_id):
+        run.context.spreader.needless(run.prefetching, run.asked.request_id)
         run.prefetching = ""
-    return True
 
 
 def _fitting(run: Running, options: list[DecodeOption]) -> list[DecodeOption]:

@@ -24,7 +24,7 @@ async def prefill(run: Running) -> PrefillReply | None:
         return _NO_PREFILL
     tries = 1 + run.context.settings.limits.max_retries
     order, cluster = run.plan.prefill, run.context.cluster
-    tried: set[str] = set()  # decode workers, where both legs go out together
+    tried: list[str] = []  # decode workers, where both legs go out together
     if not cluster.health.is_sound and cluster.health.has_ejected:
         order = _trial_first(run, order)
     for priced in order[:tries]:

@@ -51,7 +51,7 @@ _NOT_PARSED = re.compile(rb'"message": ?"\d+ validation error')
 connector asks for the KV to have it freed."""
 
 
-async def together(run: Running, worker: WorkerState, priced: Priced, tried: set[str]) -> bool:
+async def together(run: Running, worker: WorkerState, priced: Priced, tried: list[str]) -> bool:
     """Whether the client has its answer; if not, another prefill worker may serve.
 
     `tried`: decode workers that have failed. Raises `AnswerError` when no decode worker is left,
@@ -79,7 +79,7 @@ async def together(run: Running, worker: WorkerState, priced: Priced, tried: set
             return False
         except LegError as error:
             bootstraps.ask_again()
-            try_elsewhere(run, error, tried)
+            await try_elsewhere(run, error, tried)
         else:
             return True
 

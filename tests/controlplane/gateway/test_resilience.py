@@ -370,6 +370,29 @@ async def test_a54_requests_go_on_while_a_dead_worker_is_still_listed(rig: Any) 
     assert rig.gateway.cluster.workers["d1"].row.state == "ready"
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a54_no_request_is_lost_with_a_decode_worker_while_the_others_are_full(
+    rig: Any, eventually: Any, stream: bool
+) -> None:
+    """Those it had wait for a slot elsewhere, and its slots are for nobody who waits."""
+    rig.workers = ("p1:prefill", "d1:decode", "d2:decode")
+    rig.policies = [rig.policy("scheduling", max_concurrent_per_decode=2)]
+    await rig.start()
+    for name in ("d1", "d2"):
+        rig.api(name).faults.set(Faults(delay_seconds=0.5))  # before the first byte
+    slots = rig.gateway.cluster.slots
+    asked = [
+        asyncio.create_task(rig.complete(prompt=f"number {i}", max_tokens=2, stream=stream))
+        for i in range(12)
+    ]
+    full = lambda: slots.running("d1") == slots.running("d2") == 2 and slots.num_waiting == 8  # noqa: E731
+    await eventually(full)
+    await rig.fleet.stop_worker("d1")
+    answers = await asyncio.gather(*asked)
+    assert [answer.status_code for answer in answers] == [200] * 12
+    assert rig.gateway.stats.retries_decode <= 3  # what it had, and one trial at most
+
+
 async def test_the_control_plane_may_be_away(rig: Any) -> None:
     await rig.start()
     await rig.control_plane.stop()
