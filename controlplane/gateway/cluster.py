@@ -30,7 +30,7 @@ from controlplane.gateway.admission import Desk
 from controlplane.gateway.dispatch import Dispatch
 from controlplane.gateway.orphans import Orphans
 from controlplane.gateway.paths import Paths
-from controlplane.gateway.policies import Policies, policies_of
+from controlplane.gateway.policies import Policies, policies_by_model
 from controlplane.gateway.settings import Settings
 from controlplane.gateway.stats import Stats
 from controlplane.gateway.upstream import Upstream, check_url
@@ -180,7 +180,7 @@ class Cluster:
                 worker.model, ViewModel(worker.model, self.model_paths.get(worker.model, ""))
             )
         self.keys = {key.key_sha256: key for key in view.client_keys}
-        self._policies = {model: policies_of(model, view.policies) for model in self.models}
+        self._policies = policies_by_model(self.models, view.policies)
         self._apply_limits()
         self._apply_modes()
         self._apply_handshakes()
@@ -228,7 +228,10 @@ class Cluster:
 
     def _apply_modes(self) -> None:
         """By the roles of the workers alone, however the gateway was started (A50)."""
-        modes = {model: _mode(model, self.view.workers) for model in sorted(self.models)}
+        roles: dict[str, set[str]] = {model: set() for model in sorted(self.models)}
+        for row in self.view.workers:
+            roles[row.model].add(row.role)
+        modes = {model: _mode(served) for model, served in roles.items()}
         for model in modes.keys() - {m for m in modes if self.modes.get(m) == modes[m]}:
             log.info("serving_mode", model=model, mode=modes[model])
         self.modes = modes
@@ -489,8 +492,7 @@ class Cluster:
             state.upstream.close()
 
 
-def _mode(model: str, rows: list[ViewWorker]) -> str:
-    roles = {row.role for row in rows if row.model == model}
+def _mode(roles: set[str]) -> str:
     if "prefill" in roles and roles & {"decode", "both"}:
         return "prefill and decode apart"
     if "both" in roles:

@@ -1,5 +1,6 @@
 """The active policies, as the view gives them, read into what acts on requests."""
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, get_args
 
@@ -38,7 +39,8 @@ class Policies:
     revisions: dict[str, int] = field(default_factory=dict)
     admission: AdmissionRules = field(default_factory=AdmissionRules)
     recording: Recording = field(default_factory=Recording)
-    scoped: dict[str, "Policies"] = field(default_factory=dict)  # by slo scope
+    scoped: Mapping[str, ViewPolicy] = field(default_factory=dict)  # slo policies by their scope
+    _made: "dict[str, Policies]" = field(default_factory=dict, compare=False)  # of `scoped`
 
     def of(self, standing: Standing) -> "Policies":
         """With the slo policy of its tenant or class, where there is one."""
@@ -47,11 +49,27 @@ class Policies:
         tenant, priority = f"tenant:{standing.tenant}", f"priority:{standing.priority}"
         for scope in (f"{tenant}+{priority}", tenant, priority):
             if scope in self.scoped:
-                return self.scoped[scope]
+                return self._made.get(scope) or self._make(scope)
         return self
 
+    def _make(self, scope: str) -> "Policies":
+        """When it is first asked for: there may be very many scopes, and as many models."""
+        made = self._made[scope] = _with_slo(self, self.scoped[scope])
+        return made
 
-def policies_of(model: str, active: list[ViewPolicy]) -> Policies:
+
+def policies_by_model(models: Iterable[str], active: Iterable[ViewPolicy]) -> dict[str, Policies]:
+    """Raises as reading the specs does."""
+    scoped = {p.scope: p for p in active if p.kind == "slo" and ":" in p.scope}
+    for policy in scoped.values():
+        slo_of(policy.spec)
+    plain = [p for p in active if p.scope not in scoped]
+    return {model: _policies_of(model, plain, scoped) for model in models}
+
+
+def _policies_of(
+    model: str, active: list[ViewPolicy], scoped: Mapping[str, ViewPolicy]
+) -> Policies:
     """A policy for the model goes before the default one."""
     chosen: dict[str, ViewPolicy] = {}
     for policy in active:
@@ -59,22 +77,21 @@ def policies_of(model: str, active: list[ViewPolicy]) -> Policies:
         if is_specific or (policy.scope == DEFAULT_SCOPE and policy.kind not in chosen):
             chosen[policy.kind] = policy
     slo, admission, records = (chosen.get(kind) for kind in ("slo", "admission", "records"))
-    policies = Policies(
+    return Policies(
         slo_of(slo.spec if slo is not None else {}),
         _scheduling(chosen.get("scheduling")),
         {f"{p.kind}/{p.scope}": p.revision for p in chosen.values()},
         rules_of(admission.spec if admission is not None else {}),
         recording_of(records.spec if records is not None else {}),
+        scoped,
     )
-    scoped = [p for p in active if p.kind == "slo" and ":" in p.scope]
-    return replace(policies, scoped={p.scope: _with_slo(policies, p) for p in scoped})
 
 
 def _with_slo(policies: Policies, policy: ViewPolicy) -> Policies:
     """The same for a tenant or class with an slo policy of its own."""
     kept = {name: n for name, n in policies.revisions.items() if not name.startswith("slo/")}
     revisions = {f"slo/{policy.scope}": policy.revision, **kept}
-    return replace(policies, slo=slo_of(policy.spec), revisions=revisions)
+    return replace(policies, slo=slo_of(policy.spec), revisions=revisions, scoped={}, _made={})
 
 
 def _scheduling(policy: ViewPolicy | None) -> Scheduling:

@@ -88,7 +88,7 @@ WORKER = '[[worker]]\nurl = "http://a:1"\nrole = "both"\nmodel = "m"\n'
         (WORKER + WORKER + "max_concurrent_requests = 0", "worker[2].max_concurrent_requests = 0"),
         (WORKER.replace('"m"', "3"), "worker[1].model = 3: Expected `str`"),
         (WORKER.replace("both", "router"), "worker[1].role = 'router'"),
-        ("x = " + "[" * 5000, "nested"),
+        ("x = " + "[" * 60_000, "nested"),
         ('{"workers": ' + "[" * 100_000, "ClusterView"),
         ('{"workers": [{"id": 7}]}', "workers[1].id = 7"),
         (json_view(url="ftp://x"), "worker[1].url"),

@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 
+from controlplane.core.admission import Standing
 from controlplane.gateway.api_client import ApiClient
 from controlplane.gateway.cluster import Cluster
 from controlplane.gateway.settings import Settings
 from controlplane.gateway.stats import Stats
 from controlplane.gateway.view import ViewFollower
-from controlplane.gateway.wire import View, ViewPolicy, ViewWorker
+from controlplane.gateway.wire import View, ViewModel, ViewPolicy, ViewWorker
 from workers.engines.emulated.http import Exchange, Server
 
 VIEW = {"revision": 3, "boot_id": "b", "cluster": "c"}
@@ -71,4 +72,29 @@ async def test_a_policy_with_a_word_that_is_unknown_here_leaves_the_last_view(
     usual = ViewPolicy("scheduling", "default", 3, {"normalisation": ["spaces"], "observe": None})
     cluster.apply(View(3, "b", "c", workers=[worker], policies=[usual]))
     assert cluster.policies("m").scheduling.normalisation == ("spaces",)
+    cluster.close()
+
+
+async def test_policies_of_very_many_models_and_tenants_are_put_together_as_they_are_asked_for() -> (
+    None
+):
+    """All together they were the product of both: seconds of every request's time, with each view."""
+    cluster = Cluster(Settings(), Stats())
+    models = [ViewModel(f"m{i}") for i in range(300)]
+    slos = [
+        ViewPolicy("slo", f"tenant:t{i}", i, {"max_ttft_ms": 1000 + i, "mode": "enforce"})
+        for i in range(300)
+    ]
+    cluster.apply(View(1, "b", "c", models=models, policies=slos))
+    assert not any(one._made for one in cluster._policies.values())
+    policies = cluster.policies("m7")
+    own = policies.of(Standing("t5"))
+    assert (own.slo.max_ttft_seconds, own.revisions) == (1.005, {"slo/tenant:t5": 5})
+    assert policies.of(Standing("t5")) is own
+    assert policies.of(Standing("nobody")) is policies
+    assert own.of(Standing("t6")) is own
+    broken = ViewPolicy("slo", "tenant:t9", 9, {"max_ttft_ms": "soon"})
+    with pytest.raises(TypeError):
+        cluster.apply(View(2, "b", "c", models=models, policies=[broken]))
+    assert cluster.policies("m7") == policies
     cluster.close()
