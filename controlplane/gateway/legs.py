@@ -112,7 +112,7 @@ class LegSender:
         seconds = self._timeouts.prefill
         leg = LegRequest(worker, request_of(worker, path, head, body, content_type))
         reply, answer = await self.exchange(leg, seconds)
-        if is_no_stream(reply):
+        if _is_json(reply):
             check_answer(reply, answer)
         return _worker_answer(reply, answer)
 
@@ -220,7 +220,11 @@ def request_of(
 
 
 def is_no_stream(reply: Reply) -> bool:
-    """Whether it answers as if no stream had been asked for."""
+    """Whether it answers as if no stream had been asked for: what comes bit by bit has no length."""
+    return _is_json(reply) and b"content-length" in reply.headers
+
+
+def _is_json(reply: Reply) -> bool:
     return reply.headers.get(b"content-type", b"").startswith(b"application/json")
 
 

@@ -211,6 +211,15 @@ async def test_an_answer_that_is_no_stream_comes_whole_though_one_was_asked_for(
     assert reply.headers["content-type"] == "application/json"
 
 
+async def test_a_stream_that_calls_itself_something_else_is_passed_on_as_it_comes(odd: Rig) -> None:
+    answer = chunked(EVENT, DONE).replace(b"text/event-stream", b"application/json")
+    head, _, rest = answer.partition(b"\r\n\r\n")
+    odd.decode.answer = head + b"\r\n\r\n" + rest[: len(EVENT) + 6]  # and no more
+    body = {"model": "m", "prompt": "hi", "stream": True}
+    async with odd.client.stream("POST", "/v1/completions", json=body) as reply:
+        assert await anext(reply.aiter_raw()) == EVENT
+
+
 @pytest.mark.parametrize("first", [
     b'data: {"error": {"message": "boom"}}\n\n',
     b'data: { "error": {"message": "boom"}}\n\n',
