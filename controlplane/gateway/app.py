@@ -32,6 +32,7 @@ from controlplane.gateway.bodies import (
     with_rules,
 )
 from controlplane.gateway.bootstraps import Bootstraps
+from controlplane.gateway.client_connection import JSON_TYPE, Request
 from controlplane.gateway.cluster import Cluster
 from controlplane.gateway.encodings import unpack
 from controlplane.gateway.lasting import lasting, regularly
@@ -58,7 +59,7 @@ from controlplane.gateway.routes import (
 )
 from controlplane.gateway.running import Context
 from controlplane.gateway.scheduling import Scheduler
-from controlplane.gateway.server import JSON_TYPE, Request, Server
+from controlplane.gateway.server import Server
 from controlplane.gateway.settings import Settings
 from controlplane.gateway.spreading import Spreader
 from controlplane.gateway.staged import StagedReleases

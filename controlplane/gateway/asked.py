@@ -16,7 +16,7 @@ from controlplane.gateway.bodies import (
     label_of,
     session_of,
 )
-from controlplane.gateway.server import Request
+from controlplane.gateway.client_connection import Request
 from controlplane.gateway.tracing import Trace
 
 MAX_ECHOED_ID = 200

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 from controlplane.gateway.answers import AnswerError
-from controlplane.gateway.server import Request
+from controlplane.gateway.client_connection import Request
 
 UNDONE: Final = frozenset((b"gzip", b"x-gzip", b"deflate"))
 MAX_PIECE_BYTES: Final = 16 * 1024 * 1024

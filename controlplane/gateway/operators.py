@@ -9,8 +9,8 @@ from time import monotonic
 import msgspec
 
 from controlplane.gateway.answers import AnswerError
+from controlplane.gateway.client_connection import Request
 from controlplane.gateway.running import Context
-from controlplane.gateway.server import Request
 from controlplane.gateway.settings import Settings
 from controlplane.gateway.watch import Watch, listing_body
 

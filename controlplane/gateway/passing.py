@@ -8,10 +8,10 @@ from time import monotonic
 import msgspec
 
 from controlplane.gateway.answers import AnswerError
+from controlplane.gateway.client_connection import Request
 from controlplane.gateway.cluster import Cluster, WorkerState
 from controlplane.gateway.legs import ClientFault, LegError, LegSender, WorkerAnswer, leg_head
 from controlplane.gateway.records import Records
-from controlplane.gateway.server import Request
 from controlplane.gateway.wire import Decision, Phase
 
 MAX_BUSY = 256

@@ -13,8 +13,8 @@ from typing import Any
 
 import msgspec
 
+from controlplane.gateway.client_connection import ClientConnection
 from controlplane.gateway.encodings import Inflater, is_undone
-from controlplane.gateway.server import ClientConnection
 from controlplane.gateway.upstream import Reply, UpstreamError
 from controlplane.gateway.usage import correct_events
 

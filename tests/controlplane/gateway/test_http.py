@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from controlplane.gateway.server import ClientConnection
+from controlplane.gateway.client_connection import ClientConnection
 
 
 async def raw(rig: Any, *parts: bytes, pause: float = 0.0, eof: bool = False) -> bytes:

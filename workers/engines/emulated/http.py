@@ -8,6 +8,8 @@ import httptools
 import msgspec
 import structlog
 
+from workers.listening import stop_listening
+
 log = structlog.get_logger(__name__)
 
 MAX_BODY_BYTES = 64 * 1024 * 1024
@@ -201,7 +203,7 @@ class Server:
         if self._server is None:
             return
         self._open = False
-        self._server.close()
+        await stop_listening(self._server)
         for connection in list(self._connections):
             connection.abort()
         await asyncio.sleep(0)
