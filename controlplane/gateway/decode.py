@@ -14,7 +14,6 @@ from controlplane.core.routing import DecodeOption, order_decode
 from controlplane.gateway.admission import Forecast
 from controlplane.gateway.answers import AnswerError, CancelledByOperatorError, error_event
 from controlplane.gateway.bodies import KvParams, decode_leg, ours
-from controlplane.gateway.cluster import WorkerState
 from controlplane.gateway.encodings import is_undone
 from controlplane.gateway.learning import take_decode, take_handover
 from controlplane.gateway.legs import (
@@ -39,6 +38,7 @@ from controlplane.gateway.results import (
 )
 from controlplane.gateway.running import Running
 from controlplane.gateway.upstream import Reply, UpstreamError
+from controlplane.gateway.worker_state import WorkerState
 
 _DECODE_STARTED, _DECODE_RETRIED = DecodeStarted(), DecodeRetried()
 

@@ -8,10 +8,10 @@ from controlplane.core.handshake import prefill_params as foreign_params
 from controlplane.core.lifecycle import PrefillEnded, PrefillStarted
 from controlplane.core.routing import Priced
 from controlplane.gateway.bodies import Holder, KvParams, ours, prefill_leg
-from controlplane.gateway.cluster import WorkerState
 from controlplane.gateway.learning import expect, prefill_lesson
 from controlplane.gateway.legs import LegError, LegRequest, PrefillReply, leg_head, request_of
 from controlplane.gateway.running import Running
+from controlplane.gateway.worker_state import WorkerState
 
 PREFILL_ENDED: Final = PrefillEnded()
 

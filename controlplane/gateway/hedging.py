@@ -16,10 +16,10 @@ from controlplane.core.hedging import HedgeBudget, HedgeRules
 from controlplane.core.lifecycle import HedgeEnded, HedgeStarted
 from controlplane.core.routing import Priced
 from controlplane.gateway import first_leg, turns
-from controlplane.gateway.cluster import WorkerState
 from controlplane.gateway.legs import LegError, LegRequest, PrefillReply, prefill_reply
 from controlplane.gateway.running import Running
 from controlplane.gateway.wire import Hedge
+from controlplane.gateway.worker_state import WorkerState
 
 _Task = asyncio.Task[PrefillReply]
 

@@ -3,11 +3,12 @@
 import msgspec
 
 from controlplane.core.routing import Priced, Source
-from controlplane.gateway.cluster import Cluster, WorkerState
+from controlplane.gateway.cluster import Cluster
 from controlplane.gateway.legs import PrefillReply
 from controlplane.gateway.running import Running
 from controlplane.gateway.stats import Stats
 from controlplane.gateway.wire import Leg
+from controlplane.gateway.worker_state import WorkerState
 
 WELL_KNOWN = 8
 """Samples after which a worker's prefill times can be told from what a transfer took."""

@@ -9,11 +9,11 @@ import msgspec
 
 from controlplane.gateway.answers import AnswerError
 from controlplane.gateway.asked import Asked
-from controlplane.gateway.cluster import WorkerState
 from controlplane.gateway.encodings import TooLargeError, inflate, is_undone
 from controlplane.gateway.settings import Settings
 from controlplane.gateway.upstream import Reply, UpstreamError
 from controlplane.gateway.usage import count
+from controlplane.gateway.worker_state import WorkerState
 
 PassedHeaders = bytes
 _NOT_TO_CLIENT = frozenset((

@@ -9,10 +9,11 @@ import msgspec
 
 from controlplane.gateway.answers import AnswerError
 from controlplane.gateway.client_connection import Request
-from controlplane.gateway.cluster import Cluster, WorkerState
+from controlplane.gateway.cluster import Cluster
 from controlplane.gateway.legs import ClientFault, LegError, LegSender, WorkerAnswer, leg_head
 from controlplane.gateway.records import Records
 from controlplane.gateway.wire import Decision, Phase
+from controlplane.gateway.worker_state import WorkerState
 
 MAX_BUSY = 256
 """Of these at one worker, from this gateway."""

@@ -5,12 +5,12 @@ from time import monotonic
 from controlplane.core.handshake import at_once, is_taken_once, pairs
 from controlplane.core.routing import Priced
 from controlplane.gateway import turns
-from controlplane.gateway.cluster import WorkerState
 from controlplane.gateway.first_leg import begin, failed, leg_of, params, served
 from controlplane.gateway.hedging import hedged
 from controlplane.gateway.legs import LegError, PrefillReply, prefill_reply
 from controlplane.gateway.running import Running
 from controlplane.gateway.together import together
+from controlplane.gateway.worker_state import WorkerState
 
 TRIAL_COST_SECONDS = 1.0
 TRIAL_PATIENCE_SECONDS = 10.0

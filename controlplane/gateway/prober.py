@@ -9,8 +9,9 @@ from time import monotonic
 
 import structlog
 
-from controlplane.gateway.cluster import Cluster, WorkerState
+from controlplane.gateway.cluster import Cluster
 from controlplane.gateway.upstream import Upstream, UpstreamError
+from controlplane.gateway.worker_state import WorkerState
 
 log = structlog.get_logger(__name__)
 

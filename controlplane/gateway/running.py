@@ -28,7 +28,7 @@ from controlplane.gateway.answers import AnswerError, CancelledByOperatorError
 from controlplane.gateway.asked import Asked
 from controlplane.gateway.bodies import KvParams
 from controlplane.gateway.bootstraps import Bootstraps
-from controlplane.gateway.cluster import Cluster, WorkerState
+from controlplane.gateway.cluster import Cluster
 from controlplane.gateway.legs import ClientFault, LegError, LegSender, WorkerAnswer
 from controlplane.gateway.outcome import Outcome
 from controlplane.gateway.records import Joining, Records
@@ -39,6 +39,7 @@ from controlplane.gateway.spreading import Spreader
 from controlplane.gateway.staged import StagedReleases
 from controlplane.gateway.stats import Stats
 from controlplane.gateway.telling import Telling
+from controlplane.gateway.worker_state import WorkerState
 
 _REJECTED, _FINISHED, _FAILED, _CLIENT_LEFT = Rejected(), Finished(), Failed(), ClientLeft()
 

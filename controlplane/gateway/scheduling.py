@@ -22,9 +22,10 @@ from controlplane.core.routing import (
 from controlplane.core.text_keys import TextPrompt
 from controlplane.core.turns import UnevenTurns
 from controlplane.gateway.chains import KnownChains
-from controlplane.gateway.cluster import Cluster, WorkerState
+from controlplane.gateway.cluster import Cluster
 from controlplane.gateway.policies import Policies
 from controlplane.gateway.wire import ObservedPlacement
+from controlplane.gateway.worker_state import WorkerState
 from workers.core.ids import BlockHash
 
 UNKNOWN_PROMPT_TOKENS = 512

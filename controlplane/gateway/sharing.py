@@ -19,7 +19,8 @@ from controlplane.core.dispatch_queue import ALONE, Beside
 from controlplane.core.expected import Change
 from controlplane.core.pairing import SlotsBeside
 from controlplane.core.prefill_queue import STALE_SECONDS, QueueShare
-from controlplane.gateway.cluster import Cluster, WorkerState
+from controlplane.gateway.cluster import Cluster
+from controlplane.gateway.worker_state import WorkerState
 from workers.core.gateway_messages import (
     MAX_CHAIN_BYTES,
     MAX_CLASSES,

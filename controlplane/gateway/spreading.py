@@ -8,9 +8,10 @@ from time import monotonic
 from controlplane.core.replication import Copy, Placed, Replication, prefetch_window
 from controlplane.core.routing import Priced
 from controlplane.gateway.agents import Agents
-from controlplane.gateway.cluster import Cluster, WorkerState
+from controlplane.gateway.cluster import Cluster
 from controlplane.gateway.scheduling import Plan
 from controlplane.gateway.stats import Stats
+from controlplane.gateway.worker_state import WorkerState
 from workers.core.ids import transfer_owner
 from workers.core.transfer_messages import Fetch, HolderRef
 

@@ -14,7 +14,6 @@ import structlog
 from controlplane.core.handshake import owes_release
 from controlplane.gateway.asked import Asked
 from controlplane.gateway.bodies import KvParams
-from controlplane.gateway.cluster import WorkerState
 from controlplane.gateway.legs import (
     ClientFault,
     LegError,
@@ -26,6 +25,7 @@ from controlplane.gateway.legs import (
     request_of,
 )
 from controlplane.gateway.stats import Stats
+from controlplane.gateway.worker_state import WorkerState
 
 log = structlog.get_logger(__name__)
 

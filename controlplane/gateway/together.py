@@ -21,7 +21,6 @@ from controlplane.core.handshake import Bootstrap, decode_params, pairs, prefill
 from controlplane.core.lifecycle import ENDS, DecodeRetried
 from controlplane.core.routing import Priced
 from controlplane.gateway import first_leg, turns
-from controlplane.gateway.cluster import WorkerState
 from controlplane.gateway.decode import (
     answer_whole,
     begin,
@@ -42,6 +41,7 @@ from controlplane.gateway.legs import (
 from controlplane.gateway.relay import Relay
 from controlplane.gateway.running import Running
 from controlplane.gateway.upstream import Reply
+from controlplane.gateway.worker_state import WorkerState
 
 USAGE_SECONDS = 1.0
 """How long a whole answer waits for leg 1's, for what that says of the prompt's tokens."""

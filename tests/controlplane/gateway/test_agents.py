@@ -12,8 +12,8 @@ import pytest
 from agent_process import AgentProcess
 
 from controlplane.gateway.app import Gateway
-from controlplane.gateway.cluster import WorkerState
 from controlplane.gateway.settings import Settings
+from controlplane.gateway.worker_state import WorkerState
 from workers.core.stats_messages import WorkerStatus
 from workers.engines.emulated.faults import Faults
 
