@@ -32,7 +32,7 @@ class BoundedLog:
 
     def write(self, chunk: bytes) -> list[str]:
         """Append bytes; returns the lines that they completed."""
-        with contextlib.suppress(OSError):  # a full disk must not end what runs
+        with contextlib.suppress(OSError, ValueError):  # a full disk must not end what runs
             if self._size + len(chunk) > self._max_bytes:
                 self._rotate()
             self._file.write(chunk)
@@ -55,7 +55,8 @@ class BoundedLog:
 
     def _rotate(self) -> None:
         self._file.close()
-        os.replace(self._path, self._path.with_name(self._path.name + ".1"))
+        if self._path.exists():  # else an attempt before this one got so far, and no further
+            os.replace(self._path, self._path.with_name(self._path.name + ".1"))
         self._file = self._path.open("ab", buffering=0)
         self._size = 0
 

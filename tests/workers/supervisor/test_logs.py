@@ -1,5 +1,6 @@
 """Bounded logs, and the line that says best why a process ended."""
 
+import errno
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,25 @@ def test_the_file_has_a_bound(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.log", "a.log.1"]
     assert max(sizes) <= 1000
     assert (tmp_path / "a.log").read_text().endswith("line 499\n")
+
+
+def test_a_log_that_could_not_begin_anew_does_so_once_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log = BoundedLog(tmp_path / "a.log", max_bytes=100)
+    log.write(b"x" * 90 + b"\n")
+
+    def no_room(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as full:
+        full.setattr(Path, "open", no_room)
+        for _ in range(2):
+            assert log.write(b"lost, but for who reads its last lines\n")
+    log.write(b"there again\n")
+    assert (tmp_path / "a.log").read_bytes() == b"there again\n"
+    assert (tmp_path / "a.log.1").read_bytes() == b"x" * 90 + b"\n"
+    log.close()
 
 
 def test_lines_split_over_reads_come_whole(tmp_path: Path) -> None:
