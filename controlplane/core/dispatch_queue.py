@@ -155,6 +155,11 @@ class DispatchQueue:
         others = tuple(other for other in granted if other is not leg)
         return Offered(Offer.WAIT if len(others) == len(granted) else Offer.GO, shed, others)
 
+    def start(self, leg: QueuedLeg) -> None:
+        """Run it at once, whatever runs or waits."""
+        assert leg.request_id not in self, f"{leg.request_id} is here already"
+        self._start(leg)
+
     def is_free(self, leg: QueuedLeg) -> bool:
         """Whether it would run at once."""
         return not self.num_waiting and self._has_room(leg)

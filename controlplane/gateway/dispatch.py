@@ -52,6 +52,11 @@ class Dispatch:
             self._grant(offered.granted)
         return offered.offer
 
+    def start(self, worker_id: str, leg: QueuedLeg) -> None:
+        """Hold a turn at once, over those who wait."""
+        queue = self._where[leg.request_id] = self._queue(worker_id)
+        queue.start(leg)
+
     def enter_if_free(self, worker_id: str, leg: QueuedLeg) -> bool:
         """Take a turn that is there at once; else nothing is held."""
         return self.is_free(worker_id, leg) and self.enter(worker_id, leg) is Offer.GO

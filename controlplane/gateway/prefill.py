@@ -81,10 +81,7 @@ async def _try(run: Running, worker: WorkerState, priced: Priced) -> PrefillRepl
     """None: another worker may still serve."""
     context, row = run.context, worker.row
     if not context.cluster.dispatch.holds(run.asked.request_id, row.id):
-        if not await turns.again(run, priced):
-            return None
-        if context.cluster.workers.get(row.id) is not worker or not run.may_send(worker):
-            return None  # it was replaced meanwhile, or failed
+        turns.again(run, priced)
     leg = leg_of(run, worker, params(run, worker, priced))
     if run.plan.policies.scheduling.hedge.after_seconds and run.decision.hedge is None:
         begin(run, worker, priced)

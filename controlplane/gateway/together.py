@@ -66,11 +66,10 @@ async def together(run: Running, worker: WorkerState, priced: Priced, tried: lis
         decode = run.context.cluster.workers.get(run.life.slot_worker)
         if decode is not None and not pairs(worker.row.handshake, decode.row.handshake):
             return False
-        holds = run.context.cluster.dispatch.holds(run.asked.request_id, name)
-        if not holds and not await turns.again(run, priced):
-            return False
         if run.context.cluster.workers.get(name) is not worker:
             return False
+        if not run.context.cluster.dispatch.holds(run.asked.request_id, name):
+            turns.again(run, priced)
         pair = _Pair(run, worker, priced, bootstrap)
         try:
             await pair.serve()

@@ -47,14 +47,13 @@ async def wait(run: Running, offer: Offer) -> None:
     run.context.scheduler.choose_decode(plan, run.asked.model, run.asked.num_tokens)
 
 
-async def again(run: Running, priced: Priced) -> bool:
-    """For another worker than the one waited for: whether there is a turn at it in time."""
+def again(run: Running, priced: Priced) -> None:
+    """At another worker than the one waited for. The request has its decode slot already, and those
+    who have the turns there may wait for just that: it goes at once. So at most another worker's
+    window comes on top of this one's."""
     dispatch = run.context.cluster.dispatch
     dispatch.leave(run.asked.request_id)
-    offer = dispatch.enter(priced.option.worker_id, leg_of(run, priced))
-    if offer is Offer.WAIT:
-        return await dispatch.wait(run.asked.request_id, _patience(run)) is Turn.GRANTED
-    return offer is Offer.GO
+    dispatch.start(priced.option.worker_id, leg_of(run, priced))
 
 
 async def _granted(run: Running, offer: Offer, priced: Priced) -> bool:

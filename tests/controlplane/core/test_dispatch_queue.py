@@ -70,6 +70,18 @@ def test_no_more_than_the_windows_seconds_run() -> None:
     assert queue.running_seconds == 2.0
 
 
+def test_a_leg_that_must_not_wait_goes_over_those_who_do_and_counts() -> None:
+    queue = busy()
+    assert queue.offer(leg("waits")).offer is Offer.WAIT
+    queue.start(leg("urgent"))
+    assert (queue.num_running, queue.num_waiting) == (2, 1)
+    assert queue.leave("first")[0].request_id == "waits"
+    assert queue.offer(leg("late", WINDOW)).offer is Offer.WAIT
+    assert queue.leave("urgent") == []
+    assert [g.request_id for g in queue.leave("waits")] == ["late"]
+    queue.check_integrity()
+
+
 def test_one_leg_larger_than_the_window_goes_alone() -> None:
     queue = DispatchQueue(queue_rules(window_tokens=WINDOW))
     assert queue.offer(leg("huge", 50_000)).offer is Offer.GO

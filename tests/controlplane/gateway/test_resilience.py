@@ -393,6 +393,31 @@ async def test_a54_no_request_is_lost_with_a_decode_worker_while_the_others_are_
     assert rig.gateway.stats.retries_decode <= 3  # what it had, and one trial at most
 
 
+async def test_a54_nobody_with_a_slot_waits_for_the_turn_of_one_who_waits_for_that_slot(
+    rig: Any, eventually: Any
+) -> None:
+    rig.workers = ("p1:prefill", "p2:prefill", "d1:decode")
+    rig.policies = [
+        rig.policy("scheduling", max_concurrent_per_decode=1),
+        rig.policy("admission", window_tokens=1),  # one leg at a time
+    ]
+    await rig.start()
+    cluster = rig.gateway.cluster
+    for name in ("p1", "p2"):
+        rig.api(name).faults.set(Faults(hang=True))
+    first = asyncio.create_task(rig.complete(prompt="number 1", max_tokens=1))
+    await eventually(lambda: rig.seen("p1") or rig.seen("p2"))
+    dead, other = ("p1", "p2") if rig.seen("p1") else ("p2", "p1")
+    second = asyncio.create_task(rig.complete(prompt="number 2", max_tokens=1))
+    await eventually(lambda: cluster.slots.num_waiting == 1)
+    assert cluster.dispatch.queue(other).num_running == 1  # its turn, and no slot yet
+    rig.api(other).faults.set(Faults())
+    await rig.fleet.stop_worker(dead)
+    answers = await asyncio.wait_for(asyncio.gather(first, second), 20)
+    assert [answer.status_code for answer in answers] == [200, 200]
+    assert rig.gateway.stats.decode_side_prefills == 0
+
+
 async def test_the_control_plane_may_be_away(rig: Any) -> None:
     await rig.start()
     await rig.control_plane.stop()
