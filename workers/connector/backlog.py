@@ -83,20 +83,19 @@ class Backlog:
             return parent in self._keys
 
     def keep(
-        self, run: KeptRun, gather: Callable[[int, torch.Tensor], None], bound_blocks: int
+        self, run: KeptRun, gather: Callable[[int, list[torch.Tensor]], None], bound_blocks: int
     ) -> int:
-        """Copy what fits of `run`, whose payloads `gather(index, into)` fills; how many of its blocks
-        are here then.
+        """Copy what fits of `run`; `gather(first, into)` fills payloads from that block of it on, all
+        at once: a device takes long to begin a copy. Returns how many of its blocks are here then.
 
         `bound_blocks` is the pool's own bound on writes, which holds here as well.
         """
         known = self._leave_known(run)
         total = len(run.block_hashes)
         fits = max(0, min(total, min(self._bound, bound_blocks) - self._num_blocks))
-        for index in range(fits):
-            payload = self._buffer()
-            gather(known + index, payload)
-            run.payloads.append(payload)
+        run.payloads += [self._buffer() for _ in range(fits)]
+        if fits:
+            gather(known, run.payloads)
         del run.block_hashes[fits:]
         with self._lock:
             self.counts.kept += fits

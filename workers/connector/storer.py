@@ -33,6 +33,9 @@ logger = logging.getLogger(__name__)
 ALARM_SHARE = 0.7
 _NULL_BLOCK = 0  # vLLM's placeholder for blocks that hold nothing
 _FIRST_BOUND = 500  # of the pool's write queue, until it says
+_BLOCK_SECONDS = 0.00025
+"""A tenth of what it takes to compute one: a step that computed much may wait longer for the agent,
+as leg 2 computes again what it does not find."""
 
 Answer = PreparedStore | Literal["late"] | None  # None: not asked
 
@@ -40,8 +43,9 @@ Answer = PreparedStore | Literal["late"] | None  # None: not asked
 class Storer:
     """`store` comes from the worker's main thread; `slots` gives the slab as it is now.
 
-    All of a step's orders together wait for the agent no longer than `store_step_seconds`: what it
-    has not answered by then, and what it refuses, goes through the backlog.
+    All of a step's orders together wait for the agent no longer than `store_step_seconds`, and a
+    little more for each block: what it has not answered by then, and what it refuses, goes through
+    the backlog.
     """
 
     def __init__(
@@ -99,9 +103,9 @@ class Storer:
             PrepareStore(o.owner, o.namespace, o.parent, list(o.block_hashes), o.tenant)
             for o in (orders[index] for index in asked)
         ]
-        found = self._session.try_many(
-            bodies, PreparedStore, self._settings.store_step_seconds, self._on_late
-        )
+        num_blocks = sum(len(body.block_hashes) for body in bodies)
+        patience = self._settings.store_step_seconds + num_blocks * _BLOCK_SECONDS
+        found = self._session.try_many(bodies, PreparedStore, patience, self._on_late)
         for index, answer in zip(asked, found or (), strict=False):
             answers[index] = answer or "late"
         return answers
@@ -125,9 +129,14 @@ class Storer:
         num_left = len(order.block_hashes) - start
         per_block = self._settings.pages_per_block
 
-        def gather(index: int, payload: torch.Tensor) -> None:
-            first = (start + index) * per_block
-            self._paged.gather_blocks([(order.block_ids[first : first + per_block], payload)])
+        def gather(index: int, payloads: Sequence[torch.Tensor]) -> None:
+            firsts = range((start + index) * per_block, len(order.block_ids), per_block)
+            self._paged.gather_blocks(
+                [
+                    (order.block_ids[first : first + per_block], payload)
+                    for first, payload in zip(firsts, payloads, strict=False)
+                ]
+            )
 
         # Without an agent there is nobody to offer it to, and a null block has no bytes.
         if self._session.welcome is None or _NULL_BLOCK in order.block_ids:

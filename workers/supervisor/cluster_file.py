@@ -56,7 +56,7 @@ class PrefillSection(_Section):
     """[prefill]: workers that read prompts."""
 
     count: Positive = 1
-    gpu_memory_utilization: Share = 0.90
+    gpu_memory_utilization: Share | None = None  # 0.90, divided by the workers of one GPU
     max_num_batched_tokens: Positive = 8192
     enable_prefix_caching: bool = True
     block_size: Positive | None = None
@@ -69,7 +69,7 @@ class DecodeSection(_Section):
     """[decode]: workers that write answers."""
 
     count: Positive = 1
-    gpu_memory_utilization: Share = 0.85
+    gpu_memory_utilization: Share | None = None  # 0.85, likewise
     max_num_batched_tokens: Positive = 2048
     block_size: Positive | None = None
     max_tbt_ms: TbtMs = 50

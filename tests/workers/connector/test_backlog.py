@@ -14,7 +14,11 @@ def run_of(*hashes, parent=b"", kept_at=0.0, asked=False):
 
 
 def keep(backlog, run, bound=100):
-    return backlog.keep(run, lambda index, into: into.fill_(index + 1), bound)
+    def gather(first, into):
+        for index, payload in enumerate(into, first + 1):
+            payload.fill_(index)
+
+    return backlog.keep(run, gather, bound)
 
 
 @pytest.fixture

@@ -41,6 +41,15 @@ def test_the_example_is_valid() -> None:
     assert settings.port_gateway == 8000
 
 
+def test_a_file_that_names_no_share_of_the_gpu_leaves_it_to_the_plan(tmp_path: Path) -> None:
+    """It depends on how many workers a GPU has, which the file does not know."""
+    settings = merge_settings({"file": write(tmp_path, "[prefill]\ncount = 2\n")})
+    assert settings.prefill.gpu_memory_utilization is None
+    assert settings.decode.gpu_memory_utilization is None
+    text = "[decode]\ngpu_memory_utilization = 0.3\n"
+    assert merge_settings({"file": write(tmp_path, text)}).decode.gpu_memory_utilization == 0.3
+
+
 def test_options_win_over_the_file(tmp_path: Path) -> None:
     path = write(tmp_path, "[prefill]\ncount = 4\nmax_num_batched_tokens = 512\n")
     settings = merge_settings({"file": path, "prefill": 1, "port_gateway": 9000})
