@@ -97,9 +97,9 @@ def prepare(settings: Settings, progress: Progress) -> ClusterPlan:
     preflight.check_disk(settings)
     model = resolve_model(settings.model, settings.data, progress=progress.say)
     preflight.check_shm(settings)
-    warning = preflight.check_ssd(settings)
-    if warning:
-        progress.say(f"warning: {warning}")
+    for warning in (preflight.check_ssd(settings), preflight.check_gpus(settings)):
+        if warning:
+            progress.say(f"warning: {warning}")
     preflight.check_memory(settings, model)
     files = model.source
     if not model.is_local:

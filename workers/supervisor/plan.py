@@ -184,7 +184,7 @@ def _places(settings: Settings, ports: Ports) -> list[WorkerPlace]:
     ]
     shares = split_cores(sorted(os.sched_getaffinity(0)), len(roles))
     nodes = _nodes_of(settings)
-    gpus = [index % settings.num_gpus if settings.num_gpus else None for index in range(len(roles))]
+    gpus = gpus_of(settings.prefill.count, settings.decode.count, settings.num_gpus)
     return [
         WorkerPlace(
             worker_id=worker_id,
@@ -210,6 +210,20 @@ def _nodes_of(settings: Settings) -> list[str]:
     prefill = [nodes[index % len(nodes)] for index in range(settings.prefill.count)]
     decode = [nodes[-1 - index % len(nodes)] for index in range(settings.decode.count)]
     return [*prefill, *decode]
+
+
+def gpus_of(num_prefill: int, num_decode: int, num_gpus: int) -> list[int | None]:
+    """Of the prefill workers, then of the decode workers. From two GPUs on, none serves both roles:
+    decode stands still for as long as another process' prefill has its GPU."""
+    total = num_prefill + num_decode
+    if num_gpus < 2 or num_gpus >= total:
+        return [index % num_gpus if num_gpus else None for index in range(total)]
+    for_prefill = min(max(1, round(num_gpus * num_prefill / total)), num_gpus - 1)
+    for_decode = num_gpus - for_prefill
+    return [
+        *(index % for_prefill for index in range(num_prefill)),
+        *(for_prefill + index % for_decode for index in range(num_decode)),
+    ]
 
 
 def _previous_on(gpus: list[int | None], index: int, roles: Sequence[tuple[str, str]]) -> str:

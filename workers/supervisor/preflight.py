@@ -147,6 +147,16 @@ def check_ssd(settings: Settings) -> str:
     return ""
 
 
+def check_gpus(settings: Settings) -> str:
+    """A warning where both roles run on one GPU, or ""."""
+    if settings.num_gpus != 1:
+        return ""
+    return (
+        "prefill and decode share the only GPU: decode stands still while a prompt is computed, so "
+        "TTFT and TBT under load say little about two GPUs."
+    )
+
+
 def check_memory(settings: Settings, model: ResolvedModel) -> None:
     available = available_memory_bytes()
     needed = needed_memory_bytes(settings, model)

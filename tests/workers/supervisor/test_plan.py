@@ -8,7 +8,7 @@ import pytest
 
 from workers.models.resolve import ResolvedModel
 from workers.supervisor.cpus import as_list, split_cores
-from workers.supervisor.plan import ClusterPlan, make_plan
+from workers.supervisor.plan import ClusterPlan, gpus_of, make_plan
 from workers.supervisor.ports import Ports
 from workers.supervisor.registration import kv_bytes_per_token
 from workers.supervisor.settings import RoleSettings, Settings
@@ -79,7 +79,7 @@ def test_vllm_workers_carry_their_settings(tmp_path: Path) -> None:
     ("num_gpus", "gpus", "shares", "after"),
     [
         (1, ["0", "0", "0"], ["0.3", "0.283", "0.283"], ["", "worker-p1", "worker-d1"]),
-        (2, ["0", "1", "0"], ["0.45", "0.85", "0.425"], ["", "", "worker-p1"]),
+        (2, ["0", "1", "1"], ["0.9", "0.425", "0.425"], ["", "", "worker-d1"]),
         (4, ["0", "1", "2"], ["0.9", "0.85", "0.85"], ["", "", ""]),
     ],
 )
@@ -91,6 +91,23 @@ def test_workers_share_the_gpus_that_there_are(
     assert [option(each.command, "--gpu-memory-utilization") for each in workers] == shares
     waits = [[name for name in each.after if name != "agent-n1"] for each in workers]
     assert waits == [[name] if name else [] for name in after]
+
+
+@pytest.mark.parametrize(
+    ("counts", "num_gpus", "expected"),
+    [
+        ((2, 2), 0, [None] * 4),
+        ((2, 2), 2, [0, 0, 1, 1]),
+        ((1, 5), 2, [0, 1, 1, 1, 1, 1]),
+        ((4, 2), 3, [0, 1, 0, 1, 2, 2]),
+        ((7, 1), 4, [0, 1, 2, 0, 1, 2, 0, 3]),
+        ((2, 2), 8, [0, 1, 2, 3]),
+    ],
+)
+def test_from_two_gpus_on_none_serves_both_roles(
+    counts: tuple[int, int], num_gpus: int, expected: list[int | None]
+) -> None:
+    assert gpus_of(*counts, num_gpus) == expected
 
 
 def test_emulated_workers_use_the_pool(tmp_path: Path) -> None:

@@ -34,6 +34,11 @@ def test_engine_block_by_device_and_role() -> None:
     assert preflight.engine_block_tokens(wider) == 48
 
 
+def test_one_gpu_for_both_roles_is_said() -> None:
+    assert "share the only GPU" in preflight.check_gpus(Settings(num_gpus=1))
+    assert preflight.check_gpus(Settings(num_gpus=2)) == preflight.check_gpus(Settings()) == ""
+
+
 def test_too_little_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(preflight, "available_memory_bytes", lambda: 3 * GIB)
     with pytest.raises(ConfigError, match=r"memory = '3.0 GiB available': 2 workers, pool"):
