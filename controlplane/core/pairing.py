@@ -64,6 +64,10 @@ class DecodeSlots:
         """This gateway's alone."""
         return self._running.get(worker_id, 0)
 
+    def holder(self, request_id: str) -> str | None:
+        """The worker whose slot the request has."""
+        return self._holders.get(request_id)
+
     def beside(self, worker_id: str) -> SlotsBeside:
         return self._beside.get(worker_id, _ALONE)
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from controlplane.core.lifecycle import State
+from controlplane.core.lifecycle import ENDS, State
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class Place:
     prefill_worker: str
     received_at: float
     planned_at: float
-    slot_at: float
+    slot_at: float  # that it holds now
     prefill_sent_at: float
     prefill_done_at: float
     decode_sent_at: float
@@ -42,6 +42,7 @@ class Place:
     client_stalls: bool  # it does not read what it is sent
     is_decoding: bool = False  # a decode leg is in flight
     waits_for_slot: bool = False  # else, without a slot, for its turn at a prefill worker
+    slot_asked_at: float = 0.0  # again, after it had one
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,11 +59,11 @@ class Wait:
 
 def judge(place: Place, bounds: Bounds) -> Wait | None:
     """None for a request that has ended."""
+    if place.waits_for_slot and place.state not in ENDS:
+        what = f"a decode slot of model {place.model}"
+        since = place.slot_asked_at or place.planned_at or place.received_at
+        return Wait(place.state, what, since, bounds.waiting)
     match place.state:
-        case State.WAITING if place.waits_for_slot:
-            what = f"a decode slot of model {place.model}"
-            since = place.planned_at or place.received_at
-            return Wait(place.state, what, since, bounds.waiting)
         case State.WAITING:
             since = place.slot_at or place.planned_at or place.received_at
             return Wait(place.state, "its turn at a prefill worker", since, bounds.waiting)
@@ -74,7 +75,8 @@ def judge(place: Place, bounds: Bounds) -> Wait | None:
             since, bound = place.prefill_sent_at, bounds.prefilling
             return Wait(place.state, what, since, bound, "prefill", worker)
         case State.HANDING_OVER:
-            since = max(place.prefill_done_at, place.prefill_sent_at, place.decode_sent_at)
+            legs = place.prefill_done_at, place.prefill_sent_at, place.decode_sent_at
+            since = max(*legs, place.slot_at)
             what = f"the decode leg to be sent to worker {place.slot_worker}"
             return Wait(place.state, what, since, bounds.handing_over, "decode", place.slot_worker)
         case State.DECODING:

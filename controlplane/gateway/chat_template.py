@@ -174,7 +174,7 @@ def _tool_call(call: dict[str, Any]) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
-        except ValueError:
+        except (ValueError, RecursionError):
             arguments = {}
     function["arguments"] = arguments if isinstance(arguments, dict) else {}
     return {**call, "function": function}

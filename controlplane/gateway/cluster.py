@@ -100,17 +100,18 @@ class Cluster:
         workers = self._orphans.keep([row for row in view.workers if self._can_be_called(row)])
         if workers != view.workers:
             view = msgspec.structs.replace(view, workers=workers)
+        models = {model.id: model for model in view.models}
+        for worker in view.workers:
+            models.setdefault(
+                worker.model, ViewModel(worker.model, self.model_paths.get(worker.model, ""))
+            )
+        policies = policies_by_model(models, view.policies)  # raises before anything has changed
         self.view, self.has_view = view, True
         self._apply_workers(view.workers)
         self._ready = {}
         self.with_blocks = {row.model for row in view.workers if row.namespace is not None}
-        self.models = {model.id: model for model in view.models}
-        for worker in view.workers:
-            self.models.setdefault(
-                worker.model, ViewModel(worker.model, self.model_paths.get(worker.model, ""))
-            )
+        self.models, self._policies = models, policies
         self.keys = {key.key_sha256: key for key in view.client_keys}
-        self._policies = policies_by_model(self.models, view.policies)
         self._apply_limits()
         self._apply_modes()
         self._apply_handshakes()
@@ -396,15 +397,21 @@ class Cluster:
             if row.state != "ready" or self.health.is_paused(name, now):
                 continue
             is_trial = self.health.overdue(name, now) is not None
-            if not is_trial or not self.slots.running(name):
-                self._granted(self.slots.offer(name, 1 if is_trial else self.slots.num_waiting))
+            if not is_trial:
+                self._granted(self.slots.offer(name, self.slots.num_waiting))
+            elif self.slots.holder(state.trial) != name:  # else it is still on its way there
+                grants = self.slots.offer(name, 1)
+                state.trial = grants[0].request_id if grants else ""
+                self._granted(grants)
 
     def _may_grant(self, worker_id: str) -> bool:
         """Not where legs fail while others serve: one by one all who wait would go there."""
         state, now = self.workers.get(worker_id), monotonic()
         if self.health.is_sound or state is None or not self.health.is_paused(worker_id, now):
             return True
-        return not self.serving(state.row.model, "decode", now)
+        # Where handshakes are mixed nothing is offered later.
+        model = state.row.model
+        return model in self.mixed or not self.serving(model, "decode", now)
 
     def free_slot(self, request_id: str) -> None:
         self._granted(self.slots.free(request_id))

@@ -94,6 +94,7 @@ async def _wait_elsewhere(run: Running, why: str) -> None:
     cluster, request_id, plan = run.context.cluster, run.asked.request_id, run.plan
     name, seconds = run.life.slot_worker, run.context.settings.timeouts.slot
     cluster.free_slot(request_id)
+    run.outcome.slot_asked_at = monotonic()
     worker_id = await cluster.wait_for_slot(
         request_id, run.asked.model, seconds, plan.kv_tokens, plan.standing.rank
     )
@@ -155,6 +156,7 @@ def _settle(run: Running, worker_id: str) -> None:
     """A slot of another worker is held."""
     run.step(SlotTaken(worker_id))
     run.decision.decode_worker = worker_id
+    run.outcome.slot_held_at = monotonic()
     worker = run.context.cluster.workers.get(worker_id)
     if worker is not None and run.prefetching not in ("", worker.row.node_id):
         run.context.spreader.needless(run.prefetching, run.asked.request_id)
@@ -274,7 +276,7 @@ def answer_whole(
     kind = headers.get(b"content-type", b"application/json")
     ours = asked.client_headers(passed_headers(reply))
     asked.request.connection.respond(200, body, kind, ours)
-    worker.decode_times.observe_service(monotonic() - run.outcome.slot_at)
+    worker.decode_times.observe_service(monotonic() - run.outcome.slot_held_at)
     decision.http_status = 200
     run.finish()
 
@@ -337,7 +339,7 @@ def _streamed(run: Running, worker: WorkerState, relay: Relay) -> None:
     times = worker.decode_times
     if not outcome.decode_side:
         take_handover(run, worker, relay.first_at - outcome.handover_at)
-    times.observe_service(monotonic() - outcome.slot_at)
+    times.observe_service(monotonic() - outcome.slot_held_at)
     if len(gaps) >= MIN_GAPS:
         take_decode(run, worker, sum(gaps) / len(gaps))
     plan, slo = run.plan, run.plan.policies.slo

@@ -14,6 +14,8 @@ class Outcome:
     planned_at: float = 0.0
     turn_at: float = 0.0  # after a wait for a turn at prefill
     slot_at: float = 0.0
+    slot_asked_at: float = 0.0  # again: its worker had failed or left
+    slot_held_at: float = 0.0  # the one that is held now
     prefill_sent_at: float = 0.0
     prefill_done_at: float = 0.0
     decode_sent_at: float = 0.0

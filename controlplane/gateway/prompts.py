@@ -96,7 +96,7 @@ class PromptTokenizer:
             return self._chat(fields) if body.chat else self._completion(fields)
         except (UnsupportedPromptError, jinja2.TemplateError):
             return None
-        except (KeyError, TypeError, AttributeError, ValueError, IndexError):
+        except (KeyError, TypeError, AttributeError, ValueError, IndexError, RecursionError):
             return None  # a malformed body: the engine's error is the client's answer
 
     def missing(self, prepared: Prepared) -> list[str]:
@@ -195,7 +195,8 @@ PROMPT_CHARS, MESSAGE_CHARS, PART_CHARS = 100, 200, 30
 """What a prompt, a message or a part of one costs beside its text, in characters to encode: what
 is made of each of very many would hold the event loop up for seconds."""
 MANY_BYTES = 64 * 1024
-"""Tools of a shorter body are not counted."""
+"""Of a shorter body only texts are counted."""
+_BESIDE = ("tool_calls", "tools", "reasoning", "reasoning_content")
 
 
 def prompt_chars(body: ClientBody, most: int) -> int:
@@ -211,10 +212,30 @@ def prompt_chars(body: ClientBody, most: int) -> int:
         return 0
     if (least := MESSAGE_CHARS * len(messages)) > most:
         return least
-    tools = 0
+    beside = 0
     if len(body.raw) > MANY_BYTES:
-        tools = sum(len(msgspec.json.encode(fields.get(name))) for name in ("tools", "documents"))
-    return tools + sum(map(_message_chars, messages))
+        beside = sum(_value_chars(fields.get(name), most) for name in ("tools", "documents"))
+        beside += sum(_beside_chars(message, most) for message in messages)
+    return beside + sum(map(_message_chars, messages))
+
+
+def _beside_chars(message: object, most: int) -> int:
+    """What templates make of a message's other fields."""
+    if not isinstance(message, dict):
+        return 0
+    return sum(_value_chars(message[name], most) for name in _BESIDE if name in message)
+
+
+def _value_chars(value: object, most: int) -> int:
+    if isinstance(value, str):
+        return len(value)
+    parts = PART_CHARS * len(value) if isinstance(value, list) else 0
+    if parts > most:
+        return parts
+    try:
+        return parts + len(msgspec.json.encode(value))
+    except RecursionError:
+        return most + 1
 
 
 def _prompt_chars(prompt: object) -> int:

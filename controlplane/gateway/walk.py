@@ -103,7 +103,7 @@ async def _take_slot(run: Running) -> None:
     else:
         raise _nobody(run, "decode")
     run.step(SlotTaken(worker_id))
-    run.outcome.slot_at = monotonic()
+    run.outcome.slot_at = run.outcome.slot_held_at = monotonic()
     run.decision.decode_worker = worker_id
 
 

@@ -26,6 +26,7 @@ class WorkerState:
     prefill_queue: PrefillQueue = field(default_factory=PrefillQueue)
     kv_capacity_tokens: int | None = None  # of the engine's own memory; None: it has not said
     decode_cap: int = 0  # by its row and the scheduling policy
+    trial: str = ""  # the request that was last offered a slot as the worker's trial
     _prefilled: deque[tuple[int, int, float]] = field(default_factory=lambda: deque(maxlen=16))
     _decoded: deque[tuple[int, float, int]] = field(default_factory=lambda: deque(maxlen=16))
     _handovers: deque[tuple[str, int, float, TransferCost | None]] = field(

@@ -102,10 +102,11 @@ class WorkerHalf:
         self._slots = None
         if self._mapper is not None:
             self._mapper.close()
+            self._mapper = None  # it would keep the old slab's memory
         try:
             self._slots = SlabSlots(welcome, self._paged.block_bytes)
             self._mapper = self._slots.map_ahead(leave_engine_cores)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: no thread to be had
             logger.warning("cannot map the slab %s: %s", welcome.slab_path, error)
 
     def _store_owners(self) -> set[str]:

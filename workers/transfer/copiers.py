@@ -9,6 +9,7 @@ side by side, and the engine is not woken for each of many.
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections import Counter, deque
@@ -16,6 +17,8 @@ from collections.abc import Collection, Sequence
 from typing import Final, Protocol
 
 from workers.core.transfer_types import Op
+
+_log = logging.getLogger(__name__)
 
 MAX_COPIERS: Final = 4
 CORES_A_COPIER: Final = 4
@@ -103,8 +106,14 @@ class Copiers:
     def _start(self) -> None:
         number = len(self._threads) + 1
         thread = threading.Thread(target=self._run, name=f"{self._name}-{number}", daemon=True)
+        try:
+            thread.start()
+        except (
+            RuntimeError
+        ) as error:  # no more threads: those there are copy, or the next post tries
+            _log.warning("copier_not_started error=%s", error)
+            return
         self._threads.add(thread)
-        thread.start()
 
     def _run(self) -> None:
         while (batch := self._take()) is not None:

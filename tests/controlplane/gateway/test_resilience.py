@@ -374,12 +374,13 @@ async def test_a54_requests_go_on_while_a_dead_worker_is_still_listed(rig: Any) 
 async def test_a54_no_request_is_lost_with_a_decode_worker_while_the_others_are_full(
     rig: Any, eventually: Any, stream: bool
 ) -> None:
-    """Those it had wait for a slot elsewhere, and its slots are for nobody who waits."""
+    """Those it had wait for a slot elsewhere, and its slots are for nobody who waits. That wait is
+    none for a leg, which would be stuck by then."""
     rig.workers = ("p1:prefill", "d1:decode", "d2:decode")
-    rig.policies = [rig.policy("scheduling", max_concurrent_per_decode=2)]
+    rig.policies = [rig.policy("scheduling", max_concurrent_per_decode=2, max_handing_over_s=1.0)]
     await rig.start()
     for name in ("d1", "d2"):
-        rig.api(name).faults.set(Faults(delay_seconds=0.5))  # before the first byte
+        rig.api(name).faults.set(Faults(delay_seconds=1.5))  # before the first byte
     slots = rig.gateway.cluster.slots
     asked = [
         asyncio.create_task(rig.complete(prompt=f"number {i}", max_tokens=2, stream=stream))
@@ -426,6 +427,31 @@ async def test_the_control_plane_may_be_away(rig: Any) -> None:
     health = (await rig.client.get("/health")).json()
     assert health["status"] == "ok"
     await rig.control_plane.start()
+
+
+async def test_a_worker_with_an_old_stream_has_its_trial_when_only_waiting_requests_could_be_it(
+    rig: Any, eventually: Any
+) -> None:
+    rig.workers = ("p1:prefill", "d1:decode", "d2:decode")
+    rig.policies = [rig.policy("scheduling", max_concurrent_per_decode=2)]
+    await rig.start()
+    health, slots = rig.gateway.cluster.health, rig.gateway.cluster.slots
+    for name in ("d1", "d2"):
+        rig.api(name).faults.set(Faults(hang=True))
+    long = [asyncio.create_task(rig.complete(prompt=f"long {i}")) for i in range(3)]
+    await eventually(lambda: slots.running("d1") + slots.running("d2") == 3)
+    sick, full = ("d1", "d2") if slots.running("d1") == 1 else ("d2", "d1")
+    health.failed(sick, time.monotonic(), unreachable=True, error="a test's")
+    health._workers[sick].open_until = time.monotonic() + 3600
+    rig.api(sick).faults.set(Faults())
+    waiting = [asyncio.create_task(rig.complete(prompt=f"number {i}")) for i in range(3)]
+    await eventually(lambda: slots.num_waiting == 3)
+    health._workers[sick].open_until = time.monotonic()
+    answers = await asyncio.wait_for(asyncio.gather(*waiting), 15)
+    assert {answer.status_code for answer in answers} == {200}
+    assert (slots.running(sick), slots.running(full)) == (1, 2)
+    for task in long:
+        task.cancel()
 
 
 async def test_trials_are_few_while_a_worker_stays_sick(

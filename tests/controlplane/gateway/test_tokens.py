@@ -251,3 +251,28 @@ def test_usual_prompts_count_about_their_characters() -> None:
     assert 250_000 <= prompt_chars(body, 1_000_000) < 300_000
     assert prompt_chars(ClientBody(b"{}", {"prompt": "x" * 700}, chat=False), 1_000_000) == 700
     assert prompt_chars(ClientBody(b"{}", {"prompt": 5}, chat=False), 1_000_000) == 0
+
+
+def test_what_templates_make_of_a_messages_other_fields_counts_as_well() -> None:
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+    message = {"role": "assistant", "content": "", "tool_calls": [call] * 5000}
+    fields = {"messages": [message]}
+    body = ClientBody(json.dumps(fields).encode(), fields, chat=True)
+    assert prompt_chars(body, 1_000_000) > 300_000
+    message["tool_calls"] = [call] * 500_000
+    assert prompt_chars(body, 1_000_000) > 1_000_000
+    message |= {"tool_calls": None, "reasoning": "x" * 400_000}
+    assert 400_000 <= prompt_chars(body, 1_000_000) < 410_000
+
+
+def test_what_is_nested_too_deeply_to_be_counted_is_not_tokenised(tokenizer_folder: Path) -> None:
+    deep: Any = []
+    for _ in range(5000):
+        deep = [deep]
+    fields = {"messages": [{"role": "user", "content": "hi"}], "tools": deep}
+    body = ClientBody(b"x" * 100_000, fields, chat=True)
+    assert prompt_chars(body, 1_000_000) > 1_000_000
+    arguments = "[" * 100_000 + "]" * 100_000
+    call = {"id": "c", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    fields = {"messages": [{"role": "assistant", "content": "", "tool_calls": [call]}]}
+    PromptTokenizer(tokenizer_folder).prepare(ClientBody(b"{}", fields, chat=True))

@@ -69,6 +69,11 @@ async def test_a_policy_with_a_word_that_is_unknown_here_leaves_the_last_view(
         cluster.apply(View(2, "b", "c", workers=[worker], policies=[policy]))
     assert cluster.view.revision == 1
     assert cluster.policies("m").scheduling.rules.algorithm == "cost"
+    kept = cluster.workers["d1"]
+    moved = ViewWorker("d1", "n1", "decode", "m", "http://127.0.0.1:10", "ready")
+    with pytest.raises(ValueError, match="is not among"):
+        cluster.apply(View(2, "b", "c", workers=[moved], policies=[policy]))
+    assert cluster.workers["d1"] is kept
     usual = ViewPolicy("scheduling", "default", 3, {"normalisation": ["spaces"], "observe": None})
     cluster.apply(View(3, "b", "c", workers=[worker], policies=[usual]))
     assert cluster.policies("m").scheduling.normalisation == ("spaces",)
