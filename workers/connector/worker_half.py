@@ -100,14 +100,18 @@ class WorkerHalf:
         if current is not None and current.incarnation == welcome.incarnation:
             return
         self._slots = None
-        if self._mapper is not None:
-            self._mapper.close()
-            self._mapper = None  # it would keep the old slab's memory
+        former, self._mapper = self._mapper, None
         try:
             self._slots = SlabSlots(welcome, self._paged.block_bytes)
-            self._mapper = self._slots.map_ahead(leave_engine_cores)
-        except (OSError, ValueError, RuntimeError) as error:  # RuntimeError: no thread to be had
+        except (OSError, ValueError) as error:
             logger.warning("cannot map the slab %s: %s", welcome.slab_path, error)
+        if former is not None:
+            former.close()  # the new slots serve already, for this may take a moment
+        try:
+            if self._slots is not None:
+                self._mapper = self._slots.map_ahead(leave_engine_cores)
+        except RuntimeError as error:  # there is no thread to be had
+            logger.warning("pages of the slab are not mapped ahead: %s", error)
 
     def _store_owners(self) -> set[str]:
         return self._storer.publisher.owners() if self._storer is not None else set()

@@ -115,7 +115,8 @@ class TestHalves:
         orders = prefill.scheduler.step(fake_output("r2", 40, 41, list(range(20, 31))))
         agent.kill()
         agent.start()
-        until(lambda: prefill.worker._slots.incarnation != orders.loads[0].incarnation, "new slab")
+        former = orders.loads[0].incarnation
+        until(lambda: (s := prefill.worker._slots) and s.incarnation != former, "new slab")
         prefill.worker.start_loads(StepOrders(orders.loads))
         prefill.worker.finish_loads()
         assert prefill.worker.take_spoiled() == set(range(20, 30))
