@@ -14,11 +14,7 @@ from controlplane.core.fitting import Average
 from controlplane.core.handshake import nothing_pairs
 from controlplane.core.health import DataPathHealth, FailedLeg
 from controlplane.core.pairing import DecodeSlots, Granted, SlotLimit, SlotsBeside
-from controlplane.core.prediction import (
-    PrefillModel,
-    prior_of,
-    share_priors,
-)
+from controlplane.core.prediction import PrefillModel, prior_of, share_priors
 from controlplane.core.text_keys import TextIndex
 from controlplane.gateway.admission import Desk
 from controlplane.gateway.dispatch import Dispatch

@@ -113,11 +113,9 @@ async def try_elsewhere(run: Running, error: LegError, tried: list[str]) -> None
     name = run.life.slot_worker
     tried.append(name)
     run.leg_failed("decode", name, error)
-    if len(tried) > run.context.settings.limits.max_retries:
+    if len(tried) > run.context.settings.limits.max_retries or not _others(run, tried):
         raise unreachable_answer("decode", name, run.asked, error) from error
     if not _move(run, tried):
-        if not _others(run, tried):
-            raise unreachable_answer("decode", name, run.asked, error) from error
         if run.life.is_decoding:
             run.step(_DECODE_RETRIED)
         await _wait_elsewhere(run, f"failed ({error})")

@@ -28,7 +28,9 @@ _PASS_TO_WORKER = (
 _IS_PASSED = frozenset(_PASS_TO_WORKER)
 _EVENTS = (b"data:", b"event:", b":")
 _DONE_MARKS = (b"data: [DONE]", b"data:[DONE]")
-_ERROR_EVENT = re.compile(rb'(?P<start>(?:event: ?error\n)?data: ?)\{ ?"error": ?[^n]')
+ERROR_DATA = rb'data: ?(?=\{ ?"error": ?[^n])'
+"""Before what an engine's stream says when it has failed; `"error": null` is none."""
+_ERROR_EVENT = re.compile(rb"(?:event: ?error\n)?" + ERROR_DATA)
 MAX_SHOWN = 200
 _decode = msgspec.json.Decoder().decode
 
@@ -150,7 +152,7 @@ class LegSender:
             raise LegError("ended the stream without content", 502, unreachable=False)
         failed = _ERROR_EVENT.match(first) if first.find(b'"error"', 0, 32) >= 0 else None
         if failed is not None:
-            cause = first[failed.end("start") : 300].decode(errors="replace").strip()
+            cause = first[failed.end() : 300].decode(errors="replace").strip()
             raise LegError(f"failed: {cause}", 502, unreachable=False, answered=True)
         return first
 

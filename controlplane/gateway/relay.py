@@ -15,6 +15,7 @@ import msgspec
 
 from controlplane.gateway.client_connection import ClientConnection
 from controlplane.gateway.encodings import Inflater, is_undone
+from controlplane.gateway.legs import ERROR_DATA
 from controlplane.gateway.upstream import Reply, UpstreamError
 from controlplane.gateway.usage import correct_events
 
@@ -26,8 +27,7 @@ TAIL_PIECES = 4
 _LONGEST_SPLICED = 4096
 _USAGE = b'"prompt_tokens"'
 _DONE_MARK = re.compile(rb"(?:\A|\n)data: ?\[DONE\]")
-ERROR_EVENT = re.compile(rb'(?:\A|\n)(?P<start>data: ?)\{ ?"error": ?[^n]')
-"""As an engine's stream says that it has failed; `"error": null` is none."""
+_ERROR_EVENT = re.compile(rb"(?:\A|\n)" + ERROR_DATA)
 MAX_SHOWN = 300
 
 
@@ -181,10 +181,10 @@ class Relay:
         text = b"".join(self._tail)
         if text.find(b'"error"') < 0:
             return None
-        found = ERROR_EVENT.search(text)
+        found = _ERROR_EVENT.search(text)
         if found is None:
             return None
-        payload = text[found.end("start") :].partition(b"\n")[0]
+        payload = text[found.end() :].partition(b"\n")[0]
         try:
             error = msgspec.json.decode(payload)["error"]
         except (msgspec.DecodeError, UnicodeDecodeError, KeyError, TypeError):

@@ -20,9 +20,8 @@ from collections.abc import Callable
 from typing import Final
 
 CHUNK_BYTES: Final = 16 << 20
-_SLICE_BYTES: Final = (
-    256 * 1024
-)  # a thread that maps or unmaps memory may have to wait for one call
+_SLICE_BYTES: Final = 256 * 1024
+"""A thread that maps or unmaps memory may have to wait for one call."""
 _POPULATE_READ: Final = 22  # MADV_POPULATE_READ, asm-generic/mman-common.h
 _LOOK_AGAIN_SECONDS: Final = 1.0
 _PATIENCE_SECONDS: Final = 600.0

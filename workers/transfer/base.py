@@ -10,8 +10,8 @@
 
 Threads: one calls `post`, `cancel`, `poll` and `close`. An endpoint does its work inside of these
 (tcp: a cancelled op is given back at once), or has threads of its transport do it (shm: an op that is
-being copied stops at its next piece). `poll` never blocks: the engine waits on `fileno()` (readable: poll has something to do)
-and until `wake_at()`. A transport whose device works by itself (rdma) posts work requests in `post`,
+being copied stops at its next piece). `poll` never blocks: the engine waits on `fileno()` (readable:
+poll has something to do) and until `wake_at()`. A transport whose device works by itself (rdma) posts work requests in `post`,
 reads its completion queue in `poll` and has the completion channel's descriptor as `fileno()`.
 
 What every endpoint promises (tests/workers/transfer/test_conformance.py):

@@ -108,12 +108,11 @@ class Copiers:
         thread = threading.Thread(target=self._run, name=f"{self._name}-{number}", daemon=True)
         try:
             thread.start()
-        except (
-            RuntimeError
-        ) as error:  # no more threads: those there are copy, or the next post tries
+        except RuntimeError as error:
+            # No more threads: those that there are copy, or the next post tries again.
             _log.warning("copier_not_started error=%s", error)
-            return
-        self._threads.add(thread)
+        else:
+            self._threads.add(thread)
 
     def _run(self) -> None:
         while (batch := self._take()) is not None:
