@@ -7,6 +7,7 @@ from contextlib import aclosing
 
 import httpx2
 import pytest
+from serving import Serving
 
 from controlplane.client import AsyncClient, Client, ClientError, UnreachableError
 from controlplane.fleet.schemas import WorkerRegistration
@@ -92,11 +93,12 @@ class _Proxy:
         self._tasks = set()
 
     async def __aenter__(self):
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
+        self._serving = Serving.streams(self._serve)
+        await self._serving.start(self.port)
         return self
 
     async def __aexit__(self, *_error):
-        self._server.close()
+        await self._serving.stop()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from heartbeats import ControlPlane
-from reported import reported
+from reported import ended
 from two_nodes import BLOCK_TOKENS, TwoNodes, prompt
 
 from controlplane.nodes.schemas import HeartbeatReply
@@ -89,13 +89,13 @@ async def test_r15_decode_that_moves_ends_what_was_fetched_to_the_node_it_left(
     asked = await prefetching(nodes, eventually)
     nodes.set("cost", p2="draining", d1="draining")
     worker = nodes.gateway.cluster.workers["p1"].upstream
-    assert len(worker.waiting) == 1
+    await eventually(lambda: len(worker.waiting) == 1, "leg 1 is out")
     for reply in list(worker.waiting):  # leg 1 breaks off, and is computed by decode
         reply._connection.abort()
     await asked
     stats = nodes.gateway.stats
     await eventually(lambda: stats.prefetches_cancelled == 1, "n2 is told")
-    record = reported(nodes.gateway.records)[-1]
+    (record,) = await ended(nodes.gateway.records, 1)
     assert record.decode_worker == "d2"
     await nothing_is_left(nodes, eventually)
     assert nodes.agents["n2"].stats().used_blocks < BLOCKS

@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from serving import Serving
 
 from controlplane.gateway.app import Gateway
 from controlplane.gateway.settings import Settings, Timeouts
@@ -40,21 +41,17 @@ class RawEngine:
         self.answer = whole(ANSWER)
         self.closes = False
         self.requests = 0
-        self._writers: set[asyncio.StreamWriter] = set()
 
     async def start(self) -> RawEngine:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        self._serving = Serving.streams(self._serve)
+        await self._serving.start()
+        self.url = self._serving.url
         return self
 
     async def stop(self) -> None:
-        self._server.close()
-        for writer in list(self._writers):
-            writer.close()
-        await asyncio.sleep(0)
+        await self._serving.stop()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.add(writer)
         try:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).lower()
@@ -67,7 +64,6 @@ class RawEngine:
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
-            self._writers.discard(writer)
             writer.close()
 
 

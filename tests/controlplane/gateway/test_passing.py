@@ -12,7 +12,7 @@ import httpx2
 import msgspec
 import pytest
 from foreign_engines import Fabric, ForeignEngine
-from reported import reported
+from reported import ended, reported
 
 from controlplane.decisions.schemas import Decision
 from controlplane.gateway.app import Gateway
@@ -34,9 +34,9 @@ class Rig:
         body = {"model": MODEL, "input": "a b c", **more}
         return await self.client.post(path, json=body, headers={"x-request-id": "mine"})
 
-    def records(self) -> list[Decision]:
-        """As the control plane would read them."""
-        taken = reported(self.gateway.records)
+    async def records(self, count: int = 1) -> list[Decision]:
+        """Of requests that have ended; as the control plane would read them."""
+        taken = await ended(self.gateway.records, count)
         return [Decision.model_validate_json(msgspec.json.encode(one)) for one in taken]
 
 
@@ -70,7 +70,7 @@ async def test_an_answer_is_recorded_with_its_route_worker_times_and_bytes(
     async with running(tmp_path) as rig:
         reply = await rig.post(path)
         assert reply.status_code == 200
-        (record,) = rig.records()
+        (record,) = await rig.records()
         assert record.request_id == reply.headers["x-perilune-request-id"]
         assert record.client_request_id == "mine"
         assert (record.api, record.route, record.model) == ("other", path, MODEL)
@@ -93,7 +93,7 @@ async def test_a_refusal_and_a_failure_are_recorded_with_their_words(tmp_path: P
         for engine in rig.engines:
             engine.fail_with = 500
         assert (await rig.post()).status_code == 502
-        refused, failed = rig.records()
+        refused, failed = await rig.records(2)
         assert (refused.status, refused.http_status, refused.retries) == ("failed", 422, 0)
         assert "as told" in refused.error
         assert (failed.status, failed.http_status, failed.retries) == ("failed", 502, 2)
@@ -107,7 +107,7 @@ async def test_a_worker_that_was_passed_over_is_in_the_record_of_the_one_that_se
         rig.engines[0].fail_with = 500
         for _ in range(2):
             assert (await rig.post()).status_code == 200
-        first = rig.records()[0]
+        first = (await rig.records(2))[0]
         assert (first.decode_worker, first.retries) == ("w2", 1)
         assert "on w1" in first.error
 
@@ -119,11 +119,10 @@ async def test_a_client_that_left_is_recorded_so(tmp_path: Path, eventually: Eve
         asked = asyncio.create_task(rig.post())
         busy = lambda: sum(engine.running for engine in rig.engines) == 1  # noqa: E731
         await eventually(busy, "it is being served")
-        (record,) = rig.records()
+        (record,) = reported(rig.gateway.records)
         assert record.status == "running"
         asked.cancel()
-        await eventually(lambda: rig.gateway.records.num_buffered == 1, "its end is known")
-        (record,) = rig.records()
+        (record,) = await rig.records()
         assert record.status == "cancelled"
 
 
@@ -134,7 +133,7 @@ async def test_the_records_policy_samples_them_too(tmp_path: Path) -> None:
         for engine in rig.engines:
             engine.fail_with = 422
         assert (await rig.post()).status_code == 422
-        records = rig.records()
+        records = await rig.records(3)
         well = [record for record in records if record.status == "finished_stop"]
         assert [record.sampled_one_in for record in well] == [5, 5]
         assert [record.http_status for record in records if record.status == "failed"] == [422]
@@ -145,5 +144,5 @@ async def test_the_records_policy_samples_them_too(tmp_path: Path) -> None:
 async def test_routes_that_generate_say_which_they_are(tmp_path: Path) -> None:
     async with running(tmp_path) as rig:
         assert (await rig.post("/v1/responses")).status_code == 200
-        (record,) = rig.records()
+        (record,) = await rig.records()
         assert (record.api, record.route) == ("other", "/v1/responses")

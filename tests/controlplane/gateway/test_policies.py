@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from workers.core.cost_model import CostModel
+
 PROMPT = "the quick brown fox " * 30
 
 
@@ -146,6 +148,8 @@ async def test_another_worker_is_tried_in_turns_and_never_by_a_gateways_first_re
     rig: Any, eventually: Any
 ) -> None:
     rig.workers = ("p1:prefill", "p2:prefill", "d1:decode")
+    slow = CostModel(base_seconds=0.06, per_token=1e-6, decode_seconds=1e-3)
+    rig.engine = replace(rig.engine, costs=slow)  # both look alike on any machine
     await rig.start()
 
     async def verdicts(count: int) -> list[str]:

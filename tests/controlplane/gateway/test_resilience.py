@@ -439,7 +439,7 @@ async def test_a_worker_with_an_old_stream_has_its_trial_when_only_waiting_reque
     for name in ("d1", "d2"):
         rig.api(name).faults.set(Faults(hang=True))
     long = [asyncio.create_task(rig.complete(prompt=f"long {i}")) for i in range(3)]
-    await eventually(lambda: slots.running("d1") + slots.running("d2") == 3)
+    await eventually(lambda: len(rig.seen("d1", "d2")) == 3)  # a slot is held before that
     sick, full = ("d1", "d2") if slots.running("d1") == 1 else ("d2", "d1")
     health.failed(sick, time.monotonic(), unreachable=True, error="a test's")
     health._workers[sick].open_until = time.monotonic() + 3600

@@ -14,7 +14,7 @@ from typing import Any
 import httpx2
 import pytest
 from foreign_engines import Fabric, ForeignEngine
-from reported import reported
+from reported import ended
 
 from controlplane.core.health import FailedLeg
 from controlplane.gateway.app import Gateway
@@ -90,8 +90,8 @@ async def running(
         assert all(not len(one.prefill_queue) for one in cluster.workers.values())
 
 
-def last_decision(rig: Rig) -> Any:
-    return reported(rig.gateway.records)[-1]
+async def last_decision(rig: Rig, count: int = 1) -> Any:
+    return (await ended(rig.gateway.records, count))[-1]
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -107,7 +107,7 @@ async def test_leg_1_waits_for_leg_2_and_leg_2_comes(
         assert rig.transfers("p1") == rig.transfers("d2")
         assert len(set(rig.transfers("p1"))) == 3
         assert rig.gateway.stats.decode_side_prefills == 0
-        decision = last_decision(rig)
+        decision = await last_decision(rig, 3)
         assert (decision.prefill_worker, decision.decode_worker) == ("p1", "d2")
         bars = {phase.name: phase for phase in decision.phases}
         assert bars["prefill"].measured_seconds is not None
@@ -126,10 +126,11 @@ async def test_a07_a_failed_leg_1_ends_leg_2_and_both_go_out_again_elsewhere(
         reply = await rig.complete(stream=stream)
         assert reply.status_code == 200, reply.text
         assert time.monotonic() - began < 8  # a meeting that nobody comes to takes longer
-        first, second, alone = rig.transfers("d2")
-        assert alone == ""
-        assert first != second
-        assert {first, second} == {*rig.transfers("p1"), *rig.transfers("p3")}
+        came = rig.transfers("d2")
+        came.remove("")  # alone, if perhaps not read as the last
+        sent = [*rig.transfers("p1"), *rig.transfers("p3")]
+        assert len(set(sent)) == 2
+        assert {*came} <= {*sent}  # a leg 2 whose leg 1 failed at once may not have gone out
         stats = rig.gateway.stats
         assert (stats.retries_prefill, stats.retries_decode) == (2, 0)
         assert stats.decode_side_prefills == 1
@@ -149,7 +150,7 @@ async def test_a_failed_leg_2_ends_leg_1_and_both_go_out_again_elsewhere(
         rig.engines["p1"].gate.set()
         reply = await asked
         assert reply.status_code == 200, reply.text
-        assert rig.transfers("p1") == [rig.transfers("d2")[0], rig.transfers("d3")[0]]
+        assert {*rig.transfers("p1")} == {rig.transfers("d2")[0], rig.transfers("d3")[0]}
         assert len(set(rig.transfers("p1"))) == 2
         assert rig.gateway.stats.retries_decode == 1
         assert rig.gateway.stats.worker("p1").failures == 0
@@ -227,7 +228,7 @@ async def test_leg_1_that_fails_after_the_first_byte_harms_no_answer_and_is_coun
             decode.stream_gate.set()
             rest = [line async for line in lines]
         assert "data: [DONE]" in rest
-        decision = last_decision(rig)
+        decision = await last_decision(rig)
         assert decision.status == "finished_stop"
         assert "prefill leg on p1" in decision.error
         assert decision.retries == 0

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from serving import Serving
 
 from controlplane.gateway import metrics
 from controlplane.gateway.bodies import LegParams, decode_leg, legs_salt, ours, parse, prefill_leg
@@ -21,6 +22,7 @@ from controlplane.gateway.relay import Relay
 from controlplane.gateway.stats import LatencyHistogram, Stats
 from controlplane.gateway.upstream import Upstream, UpstreamError
 from controlplane.gateway.wire import WorkerLoad
+from controlplane.gateway.worker_connection import WorkerConnection
 
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=5),
@@ -171,9 +173,10 @@ def test_only_one_whole_chunk_is_spliced(data: bytes, whole: bool) -> None:
 
 
 class Scripted(asyncio.Protocol):
-    """A worker that sends given packets, with pauses, for each request."""
+    """A worker that sends given packets for each request, each when the one before has arrived."""
 
     packets: tuple[bytes, ...] = ()
+    arrived: asyncio.Event
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport: Any = transport
@@ -183,16 +186,25 @@ class Scripted(asyncio.Protocol):
 
     async def _send(self) -> None:
         for packet in self.packets:
+            self.arrived.clear()
             self.transport.write(packet)
-            await asyncio.sleep(0.005)
+            async with asyncio.timeout(5):
+                await self.arrived.wait()
 
 
-async def relayed(packets: tuple[bytes, ...]) -> tuple[bytes, int]:
+async def relayed(packets: tuple[bytes, ...], monkeypatch: pytest.MonkeyPatch) -> tuple[bytes, int]:
     """What arrives at a sink for these packets, and how many of them were spliced."""
-    make = type("Worker", (Scripted,), {"packets": packets})
-    server = await asyncio.get_running_loop().create_server(make, "127.0.0.1", 0)
-    port = server.sockets[0].getsockname()[1]
-    upstream = Upstream(f"http://127.0.0.1:{port}", 2, 4)
+    arrived, receive = asyncio.Event(), WorkerConnection.data_received
+
+    def received(connection: WorkerConnection, data: bytes) -> None:
+        receive(connection, data)
+        arrived.set()
+
+    monkeypatch.setattr(WorkerConnection, "data_received", received)
+    make = type("Worker", (Scripted,), {"packets": packets, "arrived": arrived})
+    server = Serving(make)
+    await server.start()
+    upstream = Upstream(server.url, 2, 4)
     out, spliced = bytearray(), 0
 
     def splice(data: bytes) -> bool:
@@ -210,8 +222,7 @@ async def relayed(packets: tuple[bytes, ...]) -> tuple[bytes, int]:
         await reply.relay(out.extend, 5, splice)
     finally:
         upstream.close()
-        server.close()
-    await asyncio.sleep(0.01)
+        await server.stop()
     return bytes(out), spliced
 
 
@@ -222,22 +233,24 @@ def chunk(text: bytes) -> bytes:
     return b"%x\r\n%b\r\n" % (len(text), text)
 
 
-async def test_spliced_and_parsed_chunks_mix() -> None:
+async def test_spliced_and_parsed_chunks_mix(monkeypatch: pytest.MonkeyPatch) -> None:
     one, two, three = b"data: 1\n\n", b"data: 22\n\n", b"data: 333\n\n"
     whole = HEAD + chunk(one), chunk(two), chunk(three), b"0\r\n\r\n"
-    assert await relayed(whole) == (one + two + three, 2)
+    assert await relayed(whole, monkeypatch) == (one + two + three, 2)
     torn = HEAD + chunk(one), chunk(two)[:5], chunk(two)[5:] + chunk(three)[:2], \
         chunk(three)[2:] + chunk(one), chunk(two), chunk(one) + b"0\r\n\r\n"  # fmt: skip
-    assert await relayed(torn) == (one + two + three + one + two + one, 1)
+    assert await relayed(torn, monkeypatch) == (one + two + three + one + two + one, 1)
 
 
-async def test_an_upstream_that_is_not_there_or_speaks_no_http() -> None:
+async def test_an_upstream_that_is_not_there_or_speaks_no_http(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     upstream = Upstream("http://127.0.0.1:9", 1, 1)
     with pytest.raises(UpstreamError) as caught:
         await upstream.send(b"GET / HTTP/1.1\r\n\r\n", head_seconds=1)
     assert caught.value.kind == "connect"
     with pytest.raises(UpstreamError) as caught:
-        await relayed((b"SSH-2.0-OpenSSH\r\n",))
+        await relayed((b"SSH-2.0-OpenSSH\r\n",), monkeypatch)
     assert caught.value.kind == "protocol"
 
 
@@ -260,16 +273,16 @@ class OnceOnly(asyncio.Protocol):
 
 
 async def test_a_kept_connection_that_the_worker_closes_is_replaced() -> None:
-    server = await asyncio.get_running_loop().create_server(OnceOnly, "127.0.0.1", 0)
-    upstream = Upstream(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", 2, 60)
+    server = Serving(OnceOnly)
+    await server.start()
+    upstream = Upstream(server.url, 2, 60)
     for made in (1, 2, 3):
         reply = await upstream.send(b"GET / HTTP/1.1\r\n\r\n", head_seconds=5)
         assert await reply.whole(10, 5, 5) == b"ok"
         assert OnceOnly.made == made
         assert upstream.num_connections == 1
     upstream.close()
-    server.close()
-    await asyncio.sleep(0.01)
+    await server.stop()
 
 
 async def test_a_reply_that_is_found_damaged_as_it_begins_is_given_up() -> None:
@@ -283,8 +296,9 @@ async def test_a_reply_that_is_found_damaged_as_it_begins_is_given_up() -> None:
         left.set()
         writer.close()
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    upstream = Upstream(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", 2, 60)
+    server = Serving.streams(serve)
+    await server.start()
+    upstream = Upstream(server.url, 2, 60)
     reply = await upstream.send(b"GET / HTTP/1.1\r\n\r\n", head_seconds=5, wants_piece=True)
     assert await reply.first_piece(5) == b"damaged"
     reply.fail(UpstreamError("protocol", "damaged"))
@@ -293,8 +307,7 @@ async def test_a_reply_that_is_found_damaged_as_it_begins_is_given_up() -> None:
     async with asyncio.timeout(5):
         await left.wait()
     upstream.close()
-    server.close()
-    await asyncio.sleep(0.01)
+    await server.stop()
 
 
 @given(st.lists(st.floats(0, 200), max_size=60))

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from serving import Serving
 
 from controlplane.gateways import asking
 from controlplane.gateways.running import SHARED_SECONDS, SILENT_PAUSE_SECONDS
@@ -25,12 +26,12 @@ class Gateway:
         self.headers: list[str] = []
 
     async def start(self) -> None:
-        self.server = await asyncio.start_server(self._serve, "127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{self.server.sockets[0].getsockname()[1]}"
+        self._serving = Serving.streams(self._serve)
+        await self._serving.start()
+        self.url = self._serving.url
 
     async def stop(self) -> None:
-        self.server.close()
-        await self.server.wait_closed()
+        await self._serving.stop()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import uvloop
+from serving import Serving
 
 from workers.client import AsyncAgentClient, make_hello
 from workers.core.messages import Snapshot
@@ -28,9 +29,8 @@ class Path:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def open(self) -> int:
-        self._server = await asyncio.start_server(self._carry, "127.0.0.1", 0)
-        port: int = self._server.sockets[0].getsockname()[1]
-        return port
+        self._serving = Serving.streams(self._carry)
+        return await self._serving.start()
 
     async def reset(self) -> None:
         """With an RST: as after a peer's host has restarted."""
@@ -42,8 +42,8 @@ class Path:
         await asyncio.sleep(0.2)  # the client's loop takes note of it
 
     async def close(self) -> None:
-        self._server.close()
         await self.reset()
+        await self._serving.stop()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
