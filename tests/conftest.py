@@ -12,6 +12,7 @@ from typing import Any
 
 import hypothesis
 import pytest
+import uneven_loop
 from network import missing_for_networks
 from shared_memory import nothing_left
 
@@ -25,6 +26,8 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow],
 )
 hypothesis.settings.load_profile("perilune")
+if "PERILUNE_UNEVEN" in os.environ:
+    uneven_loop.install(os.environ["PERILUNE_UNEVEN"])
 NO_SKIPS = os.environ.get("PERILUNE_NO_SKIPS") == "1"
 COUNTED = ("passed", "failed", "error", "skipped", "xfailed", "deselected")
 
