@@ -41,7 +41,7 @@ def status(
     data: DataOption = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one object.")] = False,
 ) -> None:
-    """Show what runs on this machine: state, memory, restarts. Exit 1 unless all is ready."""
+    """Show what runs on this machine: state, memory, restarts. Exit 1 unless all is ready and answers."""
     from console.status import collect, render  # noqa: PLC0415 - only here
 
     found = collect(_home(data))
@@ -82,4 +82,5 @@ def _log_file(home: Home, component: str) -> Path:
 def _all_ready(found: dict[str, object]) -> bool:
     components = found["components"]
     assert isinstance(components, list)
-    return found["state"] == "ready" and all(each["state"] == "ready" for each in components)
+    answering = (each["state"] == "ready" and not each["note"] for each in components)
+    return found["state"] == "ready" and all(answering)

@@ -13,6 +13,11 @@ from controlplane.gateway.reply import Reply, UpstreamError
 if TYPE_CHECKING:
     from controlplane.gateway.upstream import Upstream
 
+_READ_HERE = frozenset((
+    b"content-type", b"content-length", b"content-encoding", b"transfer-encoding", b"location",
+))  # fmt: skip
+"""Headers of a reply that are acted on: of several lines the last one counts."""
+
 
 class KnownHead(msgspec.Struct, frozen=True):
     """Of a reply that came whole in one packet: the same bytes again mean the same."""
@@ -145,8 +150,13 @@ class WorkerConnection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         reply = self._reply
-        if reply is not None and not reply.head_complete:  # else a trailer, which nobody asked for
-            reply.headers[name.lower()] = value
+        if reply is None or reply.head_complete:  # a trailer, which nobody asked for
+            return
+        name = name.lower()
+        before = reply.headers.get(name)
+        if before is not None and name not in _READ_HERE:
+            value = b"%b\r\n%b: %b" % (before, name, value)  # goes on as it came, line by line
+        reply.headers[name] = value
 
     def on_headers_complete(self) -> None:
         if self._message_complete:  # a second reply to one request: nothing of it is the client's

@@ -104,7 +104,7 @@ def test_one_that_does_not_answer_says_what_it_does_instead(
 ) -> None:
     note = "no answer for 75 s: it waits for CPU, memory or disk"
     write_state(home.state_file, state_of(msgspec.structs.replace(READY, note=note)))
-    cli.run(["status", "--data", str(home.data)])
+    assert cli.run(["status", "--data", str(home.data)]) == 1
     assert note in capsys.readouterr().out
 
 
@@ -116,6 +116,7 @@ def test_a_control_plane_that_hangs_is_not_just_ready(home: Home) -> None:
         state = msgspec.structs.replace(state_of(plane, READY), control_plane_url=url)
         write_state(home.state_file, state)
         found = collect(home)
+        assert cli.run(["status", "--data", str(home.data)]) == 1
     text = render(found)
     assert "no answer within 2 s (perilune logs control-plane)" in text
     assert found["pool"] is None

@@ -183,6 +183,19 @@ async def test_numbers_and_texts_that_only_python_writes_are_passed_on(odd: Rig)
     assert (reply.status_code, reply.content) == (200, body)
 
 
+@pytest.mark.parametrize("stream", [False, True])
+async def test_headers_of_several_lines_reach_the_client_line_by_line(
+    odd: Rig, stream: bool
+) -> None:
+    lines = b"Set-Cookie: a=1; Path=/\r\nvary: x\r\nset-cookie: b=2\r\nVary: y\r\n"
+    odd.decode.answer = whole(ANSWER).replace(b"\r\n\r\n", b"\r\n" + lines + b"\r\n", 1)
+    for _ in range(2):  # the second time its head is known
+        reply = await odd.post(stream=stream)
+        assert (reply.status_code, reply.content) == (200, ANSWER)
+        assert reply.headers.get_list("set-cookie") == ["a=1; Path=/", "b=2"]
+        assert reply.headers.get_list("vary") == ["x", "y"]
+
+
 async def test_nothing_of_early_hints_trailers_or_a_second_reply_is_the_answers(odd: Rig) -> None:
     early = b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\ncontent-type: x/early\r\n\r\n"
     odd.decode.answer = early + whole(ANSWER)
