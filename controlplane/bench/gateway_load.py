@@ -12,6 +12,7 @@ from functools import partial
 from random import Random
 from typing import Final, cast
 
+from controlplane.bench.pace import Pace
 from controlplane.bench.tokenise import random_text
 from workers.core.errors import PeriluneError
 
@@ -97,11 +98,11 @@ async def at_rate(
 
     tasks = []
     try:
-        async with asyncio.TaskGroup() as group:
-            for number, body in enumerate(bodies):
-                at = begun + (number + chance.random()) / per_second
-                await asyncio.sleep(max(0.0, at - time.perf_counter()))
-                tasks.append(group.create_task(one(body)))
+        with Pace() as pace:
+            async with asyncio.TaskGroup() as group:
+                for number, body in enumerate(bodies):
+                    await pace.until(begun + (number + chance.random()) / per_second)
+                    tasks.append(group.create_task(one(body)))
     finally:
         for session in idle:
             session.close()
