@@ -133,21 +133,28 @@ class _Bench:
         for name, proxy in self._targets.items():
             if proxy is not None:
                 self._as_fast(name, kind, max(load.clients, load.requests // 4))
-        for _ in range(rounds):
-            for name, proxy in self._targets.items():
+        for number in range(rounds):
+            for name, proxy in self._in_turn(number):
                 if proxy is not None:
                     self._measure_cpu(name, proxy, kind, runs[name])
         rate = load.rate
         if rate is None:
             proxies = [runs[name] for name, proxy in self._targets.items() if proxy is not None]
             rate = load.rate_share * min(statistics.median(run.per_second) for run in proxies)
-        for _ in range(rounds):
-            for name in self._targets:
+        for number in range(rounds):
+            for name, _proxy in self._in_turn(number):
                 self._measure_times(name, kind, runs[name], rate)
         asked = list(prompts(kind, load.requests, next(self._seeds)))
         tokenise_ms = spent_seconds(self._tokenizer, asked) / len(asked) * 1000
         timed = load.timed_requests(rate)
         return {"rate_per_second": rate, "timed_requests": timed, **_row(runs, tokenise_ms)}
+
+    def _in_turn(self, number: int) -> list[tuple[str, Proxy | None]]:
+        """Each round begins with another target: what one leaves to do is done in the next one's
+        time."""
+        targets = list(self._targets.items())
+        first = number % len(targets)
+        return targets[first:] + targets[:first]
 
     def _measure_cpu(self, name: str, proxy: Proxy, kind: Kind, run: _Run) -> None:
         before = proxy.cpu_seconds()
