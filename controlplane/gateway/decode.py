@@ -9,7 +9,7 @@ from msgspec import structs
 
 from controlplane.core.handshake import at_once, pairs
 from controlplane.core.handshake import decode_params as foreign_params
-from controlplane.core.lifecycle import DecodeRetried, DecodeStarted, SlotTaken
+from controlplane.core.lifecycle import DecodeRetried, DecodeStarted
 from controlplane.core.routing import DecodeOption, order_decode
 from controlplane.gateway.admission import Forecast
 from controlplane.gateway.answers import AnswerError, CancelledByOperatorError, error_event
@@ -152,9 +152,7 @@ def _move(run: Running, tried: Sequence[str]) -> bool:
 
 def _settle(run: Running, worker_id: str) -> None:
     """A slot of another worker is held."""
-    run.step(SlotTaken(worker_id))
-    run.decision.decode_worker = worker_id
-    run.outcome.slot_held_at = monotonic()
+    run.hold_slot(worker_id)
     worker = run.context.cluster.workers.get(worker_id)
     if worker is not None and run.prefetching not in ("", worker.row.node_id):
         run.context.spreader.needless(run.prefetching, run.asked.request_id)

@@ -20,6 +20,7 @@ from controlplane.core.lifecycle import (
     Lifecycle,
     Rejected,
     ReleasePins,
+    SlotTaken,
     State,
 )
 from controlplane.gateway.admission import shed_verdict
@@ -240,6 +241,12 @@ class Running:
         """The one door to the state machine."""
         for command in self.life.handle(event):
             _PERFORM[type(command)](self, command)
+
+    def hold_slot(self, worker_id: str) -> None:
+        """A decode slot of this worker is its now."""
+        self.step(SlotTaken(worker_id))
+        self.decision.decode_worker = worker_id
+        self.outcome.slot_held_at = monotonic()
 
     def _end_prefill_load(self, command: EndPrefillLoad) -> None:
         cluster, request_id = self.context.cluster, self.asked.request_id

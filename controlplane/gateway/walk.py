@@ -4,7 +4,7 @@ import asyncio
 from time import monotonic
 
 from controlplane.core.dispatch_queue import Offer
-from controlplane.core.lifecycle import ENDS, SlotTaken
+from controlplane.core.lifecycle import ENDS
 from controlplane.gateway import turns
 from controlplane.gateway.answers import AnswerError, CancelledByOperatorError
 from controlplane.gateway.asked import Asked
@@ -102,9 +102,8 @@ async def _take_slot(run: Running) -> None:
         worker_id = await _wait_for_slot(run)
     else:
         raise _nobody(run, "decode")
-    run.step(SlotTaken(worker_id))
-    run.outcome.slot_at = run.outcome.slot_held_at = monotonic()
-    run.decision.decode_worker = worker_id
+    run.hold_slot(worker_id)
+    run.outcome.slot_at = run.outcome.slot_held_at
 
 
 def _first(run: Running) -> str:

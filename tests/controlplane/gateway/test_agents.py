@@ -106,7 +106,7 @@ async def test_a01_a_client_that_leaves_between_the_legs_leaves_no_pin(
     for _ in range(5):
         task = asyncio.create_task(rig.complete(prompt=PROMPT))
         await eventually(lambda: any(rig.api(n).worker.counters.running for n in ("d1", "d2")))
-        assert agent.stats().pinned_blocks > 0
+        await eventually(lambda: agent.stats().pinned_blocks > 0)  # who left before may still run
         task.cancel()
         await eventually(lambda: agent.stats().pinned_blocks == 0)
     assert rig.gateway.stats.cancelled == 5
