@@ -15,6 +15,8 @@ MAX_IDLE = 64
 """Idle connections that are kept, a worker."""
 MAX_HEADS = 256
 """Heads of replies that are remembered, a worker."""
+MAX_HEAD_BYTES = 4096
+"""Of each."""
 TICK_SECONDS = 0.1
 """How exactly the bounds of waits are kept."""
 
@@ -127,7 +129,11 @@ class Upstream:
     def remember(self, reply: Reply, data: bytes) -> None:
         """`data` was the whole reply, and another may follow on its connection."""
         head, _, body = data.partition(b"\r\n\r\n")
-        if not body or reply.headers.get(b"content-length") != b"%d" % len(body):
+        if (
+            not body
+            or len(head) > MAX_HEAD_BYTES
+            or reply.headers.get(b"content-length") != b"%d" % len(body)
+        ):
             return
         if len(self.heads) >= MAX_HEADS:
             self.heads.clear()

@@ -19,6 +19,10 @@ _READ_HERE = frozenset((
 """Headers of a reply that are acted on: of several lines the last one counts."""
 
 
+MAX_FIELD_BYTES = 256 * 1024
+"""Of a reply's head or trailer; what has come of it is kept until it ends."""
+
+
 class KnownHead(msgspec.Struct, frozen=True):
     """Of a reply that came whole in one packet: the same bytes again mean the same."""
 
@@ -40,6 +44,7 @@ class WorkerConnection(asyncio.Protocol):
         self._pieces: list[bytes] = []
         self._message_complete = self._has_more = False
         self._keep = self._is_final = False
+        self._field_bytes = 0  # in a row that were no body
         self._chunk_done = False
         self._splice: Callable[[bytes], bool] | None = None  # of a relay, as a chunk may begin
         self._wanted_splice: Callable[[bytes], bool] | None = None
@@ -54,6 +59,7 @@ class WorkerConnection(asyncio.Protocol):
     def send(self, request: bytes, *, wants_piece: bool = False) -> Reply:
         assert self._write is not None
         self.got_bytes = self._message_complete = self._has_more = False
+        self._field_bytes = 0
         reply = self._reply = Reply(self, wants_piece=wants_piece)
         self._write(request)
         return reply
@@ -107,13 +113,7 @@ class WorkerConnection(asyncio.Protocol):
             self.abort()
             return
         is_first, self.got_bytes = not self.got_bytes, True
-        if is_first and self._is_known(reply, data):
-            return
-        try:
-            self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
-            reply.fail(UpstreamError("protocol", _no_reply(error)))
-            self.abort()
+        if (is_first and self._is_known(reply, data)) or not self._parse(reply, data):
             return
         is_complete = self._message_complete
         if is_complete:
@@ -125,12 +125,35 @@ class WorkerConnection(asyncio.Protocol):
             self._splice = self._wanted_splice if self._chunk_done else None
         pieces = self._pieces
         if pieces:
-            self._pieces = []
+            self._pieces, self._field_bytes = [], 0
+        elif not self._bound_fields(reply, len(data)):
+            return
         reply.take(pieces)
         if is_complete:
             if is_first and self._keep and not self._has_more:
                 self.pool.remember(reply, data)
             self.pool.give_back(self, keep=self._keep and not self._has_more)
+
+    def _parse(self, reply: Reply, data: bytes) -> bool:
+        """False: given up."""
+        try:
+            self._parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._give_up(reply, _no_reply(error))
+            return False
+        return True
+
+    def _bound_fields(self, reply: Reply, num_bytes: int) -> bool:
+        """Of a packet without body. False: given up."""
+        self._field_bytes += num_bytes
+        if reply.complete or self._field_bytes <= MAX_FIELD_BYTES:
+            return True
+        self._give_up(reply, f"a head or trailer of more than {MAX_FIELD_BYTES} bytes")
+        return False
+
+    def _give_up(self, reply: Reply, why: str) -> None:
+        reply.fail(UpstreamError("protocol", why))
+        self.abort()
 
     def _is_known(self, reply: Reply, data: bytes) -> bool:
         """Whether a reply is complete by a head that the parser has seen before; then it need not

@@ -16,6 +16,8 @@ from serving import Serving
 
 from controlplane.gateway.app import Gateway
 from controlplane.gateway.settings import Settings, Timeouts
+from controlplane.gateway.upstream import MAX_HEAD_BYTES
+from controlplane.gateway.worker_connection import MAX_FIELD_BYTES
 
 ANSWER = b'{"choices":[{"text":"ok","finish_reason":"stop"}],"usage":{"prompt_tokens":3}}'
 EVENT = b'data: {"choices":[{"text":"a","finish_reason":null}]}\n\n'
@@ -55,7 +57,8 @@ class RawEngine:
         try:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).lower()
-                await reader.readexactly(int(head.partition(b"content-length:")[2].split()[0]))
+                length = head.partition(b"content-length:")[2].split() or [b"0"]  # none: a probe
+                await reader.readexactly(int(length[0]))
                 self.requests += 1
                 writer.write(self.answer)
                 await writer.drain()
@@ -128,6 +131,18 @@ NO_ANSWERS = {
         b"HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n",
         "another protocol",
     ),
+    "a header without end": (
+        b"HTTP/1.1 200 OK\r\nx-long: " + b"a" * (MAX_FIELD_BYTES + 1),
+        "a head or trailer of more than",
+    ),
+    "headers without end": (
+        b"HTTP/1.1 200 OK\r\n" + b"set-cookie: a\r\n" * (MAX_FIELD_BYTES // 15 + 1),
+        "a head or trailer of more than",
+    ),
+    "hints without end": (
+        b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n" * (MAX_FIELD_BYTES // 40 + 2),
+        "a head or trailer of more than",
+    ),
 }
 
 
@@ -196,6 +211,17 @@ async def test_headers_of_several_lines_reach_the_client_line_by_line(
         assert reply.headers.get_list("vary") == ["x", "y"]
 
 
+async def test_long_heads_are_not_remembered(odd: Rig) -> None:
+    heads = odd.gateway.cluster.workers["d1"].upstream.heads
+    odd.decode.answer = whole(ANSWER)
+    assert (await odd.post()).content == ANSWER
+    assert len(heads) == 1
+    lines = b"set-cookie: %b\r\n" % (b"a" * MAX_HEAD_BYTES)
+    odd.decode.answer = whole(ANSWER).replace(b"\r\n\r\n", b"\r\n" + lines + b"\r\n", 1)
+    assert (await odd.post()).content == ANSWER
+    assert len(heads) == 1
+
+
 async def test_nothing_of_early_hints_trailers_or_a_second_reply_is_the_answers(odd: Rig) -> None:
     early = b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\ncontent-type: x/early\r\n\r\n"
     odd.decode.answer = early + whole(ANSWER)
@@ -211,6 +237,15 @@ async def test_nothing_of_early_hints_trailers_or_a_second_reply_is_the_answers(
     odd.decode.answer = whole(ANSWER) + whole(b'{"choices":[{"text":"of nobody"}]}')
     for _ in range(2):
         assert (await odd.post()).content == ANSWER
+
+
+async def test_a_trailer_without_end_ends_its_leg(odd: Rig) -> None:
+    body = b"%x\r\n%b\r\n0\r\n" % (len(ANSWER), ANSWER)
+    kind = b"content-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
+    odd.decode.answer = b"HTTP/1.1 200 OK\r\n" + kind + body + b"x-late: 1\r\n" * MAX_FIELD_BYTES
+    reply = await odd.post()
+    assert reply.status_code == 502
+    assert "a head or trailer of more than" in reply.text
 
 
 async def test_an_answer_that_is_no_stream_comes_whole_though_one_was_asked_for(odd: Rig) -> None:
