@@ -88,7 +88,7 @@ class ClientConnection(asyncio.Protocol):
         self._waiting: deque[Request] = deque()
         self._task: asyncio.Task[None] | None = None
         self._request: Request | None = None
-        self.head_sent = False
+        self.head_sent = self._is_cancelled = False
         self.relay: FlowControl | None = None
         self.write_paused_since: float | None = None
         self.since = 0.0  # when the state that `sweep` looks at began
@@ -338,7 +338,7 @@ class ClientConnection(asyncio.Protocol):
         if self._reading_paused and len(self._waiting) <= self._limits.max_pipelined:
             self._reading_paused = False
             transport.resume_reading()
-        self.head_sent = False
+        self.head_sent = self._is_cancelled = False
         self._task = self.loop.create_task(self._handle(self._request))
 
     async def _handle(self, request: Request) -> None:
@@ -430,8 +430,10 @@ class ClientConnection(asyncio.Protocol):
             self._transport.close()
 
     def cancel(self) -> None:
-        """End the running handler; nothing where it is ending already."""
-        if self._task is not None and not self._task.cancelling():
+        """End the running handler, once. Also where a wait of its own has just ended: the task is
+        being cancelled then too, by that wait, which would take it for its own end alone."""
+        if self._task is not None and not self._is_cancelled:
+            self._is_cancelled = True
             self._task.cancel()
 
 

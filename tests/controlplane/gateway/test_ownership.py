@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
+from asyncio.timeouts import Timeout
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,7 @@ from controlplane.gateway import decode as decode_module
 from controlplane.gateway import prefill as prefill_module
 from controlplane.gateway import walk as walk_module
 from controlplane.gateway import watch
+from controlplane.gateway.answers import CancelledByOperatorError
 from controlplane.gateway.app import Gateway
 from controlplane.gateway.running import Running
 from controlplane.gateway.settings import Settings
@@ -140,6 +142,36 @@ async def test_a03_what_a_prefill_pins_after_its_client_left_is_released_too(
     pinned = (await pool._client.call(body, Done)).count
     assert pinned > 0
     await nothing_pinned(agent, eventually)
+
+
+async def test_an_interrupt_in_the_turn_in_which_a_wait_ends_is_not_lost(
+    rig: Any, monkeypatch: pytest.MonkeyPatch, eventually: Eventually
+) -> None:
+    """Both cancel the request's task, and the wait takes a cancellation for its own."""
+    rig.timeouts = replace(rig.timeouts, slot=0.3)
+    rig.policies = [rig.policy("scheduling", max_concurrent_per_decode=1)]
+    rig.workers = ("p1:prefill", "d1:decode")
+    await rig.start()
+    rig.api("d1").faults.set(Faults(hang=True))
+    first = asyncio.create_task(rig.complete(prompt="hello"))
+    await eventually(lambda: rig.seen("d1"), "the slot is taken")
+    ends, interrupted = Timeout._on_timeout, []  # type: ignore[attr-defined]
+
+    def end_and_interrupt(timeout: Timeout) -> None:
+        ends(timeout)
+        cluster, running = rig.gateway.cluster, rig.gateway._context.running
+        for request_id, run in list(running.items()):
+            if cluster.waits_for_slot(request_id) and not interrupted:
+                interrupted.append(request_id)
+                run.interrupt(CancelledByOperatorError("enough", request_id))
+
+    monkeypatch.setattr(Timeout, "_on_timeout", end_and_interrupt)
+    reply = await rig.complete(prompt="hello again")
+    assert interrupted
+    assert (reply.status_code, reply.json()["error"]["code"]) == (503, "cancelled_by_operator")
+    assert rig.gateway.cluster.slots.num_waiting == 0
+    assert rig.gateway.stats.in_flight == 1
+    first.cancel()
 
 
 async def test_a05_prefill_workers_that_die_and_clients_that_leave_do_not_fill_the_pool(

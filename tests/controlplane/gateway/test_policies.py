@@ -104,14 +104,14 @@ async def test_decode_slots_are_never_overbooked_and_refill_at_once(rig: Any) ->
     assert min(len(rig.seen("d1")), len(rig.seen("d2"))) >= 5
 
 
-async def test_no_slot_in_time_is_503(rig: Any) -> None:
+async def test_no_slot_in_time_is_503(rig: Any, eventually: Any) -> None:
     rig.timeouts = replace(rig.timeouts, slot=0.1)
     rig.policies = [rig.policy("scheduling", max_concurrent_per_decode=1)]
     rig.workers = ("p1:prefill", "d1:decode")
     rig.engine = replace(rig.engine, decode_ms=50)
     await rig.start()
     running = asyncio.create_task(rig.complete(prompt="hello", max_tokens=20))
-    await asyncio.sleep(0.2)
+    await eventually(lambda: rig.gateway.cluster.slots.running("d1") == 1)
     response = await rig.complete(prompt="hello")
     assert response.status_code == 503
     assert "all decode slots of tiny are taken" in response.json()["error"]["message"]
