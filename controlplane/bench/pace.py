@@ -14,7 +14,6 @@ from types import TracebackType
 from typing import Final, Self
 
 _NONBLOCK_CLOEXEC: Final = os.O_NONBLOCK | os.O_CLOEXEC
-_MONOTONIC: Final = time.CLOCK_MONOTONIC
 _LEAST_NANOSECONDS: Final = 1  # zero would disarm the timer
 
 
@@ -31,7 +30,7 @@ class Pace:
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL(None, use_errno=True)
-        self._file = self._library.timerfd_create(_MONOTONIC, _NONBLOCK_CLOEXEC)
+        self._file = self._library.timerfd_create(time.CLOCK_MONOTONIC, _NONBLOCK_CLOEXEC)
         if self._file < 0:
             raise OSError(ctypes.get_errno(), "timerfd_create")
         self._loop = asyncio.get_running_loop()

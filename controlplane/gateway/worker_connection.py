@@ -17,8 +17,6 @@ _READ_HERE = frozenset((
     b"content-type", b"content-length", b"content-encoding", b"transfer-encoding", b"location",
 ))  # fmt: skip
 """Headers of a reply that are acted on: of several lines the last one counts."""
-
-
 MAX_FIELD_BYTES = 256 * 1024
 """Of a reply's head or trailer; what has come of it is kept until it ends."""
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from functools import partial
 
 from workers.listening import stop_listening
 
@@ -18,7 +17,7 @@ class Serving:
 
     def __init__(self, make: Callable[[], asyncio.Protocol]) -> None:
         self._make = make
-        self._open: set[asyncio.BaseTransport] = set()
+        self._open: dict[asyncio.Protocol, asyncio.BaseTransport] = {}
 
     @classmethod
     def streams(cls, serve: Serve) -> Serving:
@@ -41,7 +40,7 @@ class Serving:
         if not self._server.is_serving():
             return
         await stop_listening(self._server)
-        for transport in list(self._open):
+        for transport in list(self._open.values()):
             transport.abort()  # type: ignore[attr-defined]
         async with asyncio.timeout(PATIENCE_SECONDS):
             while self._open:
@@ -52,13 +51,13 @@ class Serving:
         made, lost = protocol.connection_made, protocol.connection_lost
 
         def connection_made(transport: asyncio.BaseTransport) -> None:
-            self._open.add(transport)
-            protocol.connection_lost = partial(connection_lost, transport)  # type: ignore[method-assign]
+            self._open[protocol] = transport
             made(transport)
 
-        def connection_lost(transport: asyncio.BaseTransport, error: Exception | None) -> None:
-            self._open.discard(transport)
+        def connection_lost(error: Exception | None) -> None:
+            del self._open[protocol]
             lost(error)
 
         protocol.connection_made = connection_made  # type: ignore[method-assign]
+        protocol.connection_lost = connection_lost  # type: ignore[method-assign]
         return protocol
