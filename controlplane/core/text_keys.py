@@ -5,8 +5,9 @@ Used where a prompt is too long to be tokenised here, has images or no known tem
 engines that publish no block events.
 """
 
-from collections import OrderedDict
 from typing import Final, NamedTuple
+
+from controlplane.core.recency import RecencyMap
 
 PIECE_BYTES: Final = 2048
 MAX_PIECES: Final = 512
@@ -46,7 +47,7 @@ class TextIndex:
 
     def __init__(self, max_keys: int = MAX_KEYS) -> None:
         self._max_keys = max_keys
-        self._owners: OrderedDict[int, tuple[str, ...]] = OrderedDict()
+        self._owners = RecencyMap[int, tuple[str, ...]](max_keys)
 
     def __len__(self) -> int:
         return len(self._owners)
@@ -54,17 +55,17 @@ class TextIndex:
     def learn(self, prompt: TextPrompt, owner: str) -> None:
         """`owner` has computed the prompt. Heads stay longer than tails."""
         for key in reversed(prompt.keys):
-            others = [name for name in self._owners.pop(key, ()) if name != owner]
-            self._owners[key] = (*others, owner)[-MAX_OWNERS:]
+            others = [name for name in self._owners.peek(key) or () if name != owner]
+            self._owners.put(key, (*others, owner)[-MAX_OWNERS:])
         while len(self._owners) > self._max_keys:
-            self._owners.popitem(last=False)
+            self._owners.pop_oldest()
 
     def held_tokens(self, prompt: TextPrompt) -> dict[str, int]:
         """For each owner: about how many tokens it has from the prompt's head on."""
         held: dict[str, int] = {}
         present: set[str] | None = None
         for i, key in enumerate(prompt.keys, 1):
-            owners = set(self._owners.get(key, ()))
+            owners = set(self._owners.peek(key) or ())
             present = owners if present is None else present & owners
             if not present:
                 break

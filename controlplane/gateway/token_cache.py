@@ -4,13 +4,15 @@ Ids are the bytes of an array of typecode "i": as block hashes take them, joined
 nothing that the collector would look at.
 """
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Final
+
+from controlplane.core.recency import RecencyMap
 
 DEFAULT_BYTES: Final = 32 * 1024 * 1024
 _ENTRY_BYTES: Final = 210  # measured: dict entry with its links, two object heads
 _CHAR_BYTES: Final = 2
+_USUAL_BYTES: Final = 512  # of an entry with its text and ids
 
 
 class TokenCache:
@@ -18,7 +20,7 @@ class TokenCache:
 
     def __init__(self, max_bytes: int = DEFAULT_BYTES) -> None:
         self.max_bytes = max_bytes
-        self._by_tag: dict[int, OrderedDict[str, bytes]] = {}
+        self._by_tag: dict[int, RecencyMap[str, bytes]] = {}
         self._bytes: dict[int, int] = {}  # by tag
 
     def __len__(self) -> int:
@@ -36,12 +38,7 @@ class TokenCache:
         entries = self._by_tag.get(tag)
         if entries is None:
             return [None] * len(texts)
-        found = list(map(entries.get, texts))
-        use = entries.move_to_end
-        for text, ids in zip(texts, found, strict=True):
-            if ids is not None:
-                use(text)
-        return found
+        return entries.get_all(texts)
 
     def put(self, tag: int, text: str, ids: bytes) -> None:
         """One that is larger than a quarter of all is not kept. Where room is wanted, the tokenizer
@@ -49,14 +46,16 @@ class TokenCache:
         size = _size(text, ids)
         if size > self.max_bytes // 4:
             return
-        entries = self._by_tag.setdefault(tag, OrderedDict())
+        entries = self._by_tag.get(tag)
+        if entries is None:
+            entries = self._by_tag[tag] = RecencyMap(self.max_bytes // _USUAL_BYTES)
         if text in entries:
             return
-        entries[text] = ids
+        entries.put(text, ids)
         self._bytes[tag] = self._bytes.get(tag, 0) + size
         while self.num_bytes > self.max_bytes:
             most = max(self._bytes, key=self._bytes.__getitem__)
-            self._bytes[most] -= _size(*self._by_tag[most].popitem(last=False))
+            self._bytes[most] -= _size(*self._by_tag[most].pop_oldest())
 
     def forget(self, tag: int) -> None:
         """A tokenizer that is gone."""
