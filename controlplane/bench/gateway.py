@@ -111,6 +111,7 @@ class _Run:
     per_second: list[float] = field(default_factory=list)
     p50_ms: list[float] = field(default_factory=list)
     p99_ms: list[float] = field(default_factory=list)
+    held_up_ms: list[float] = field(default_factory=list)
 
 
 class _Bench:
@@ -169,6 +170,7 @@ class _Bench:
         timed = uvloop.run(at_rate(self._ports_of(name), bodies, rate, seed))
         run.p50_ms.append(timed.ms(0.5))
         run.p99_ms.append(timed.ms(0.99))
+        run.held_up_ms.append(timed.held_up_seconds * 1000)
 
     def _as_fast(self, name: str, kind: Kind, requests: int) -> Timed:
         bodies, clients = self._bodies(kind, requests), self._load.clients
@@ -188,7 +190,7 @@ class _Bench:
 
 def _row(runs: dict[str, _Run], tokenise_ms: float) -> dict[str, Any]:
     """Medians. `added_...`: through the proxy less straight to both legs, at the same rate;
-    `ttft_...`: as clients see it."""
+    `ttft_...`: as clients see it. `held_up_ms`: of a run for times, what the sender stood still."""
     ours, direct, theirs = runs["ours"], runs["direct"], runs.get("peer")
     row: dict[str, Any] = {"cpu_ms": statistics.median(ours.cpu_ms), "tokenise_ms": tokenise_ms}
     quotient = _quotient_with(theirs)
@@ -197,6 +199,8 @@ def _row(runs: dict[str, _Run], tokenise_ms: float) -> dict[str, Any]:
         lambda run: statistics.median(run.cpu_ms), row["cpu_ms"] - tokenise_ms
     )
     row["peer_cpu_ms"] = None if theirs is None else statistics.median(theirs.cpu_ms)
+    row["held_up_ms"] = statistics.median(ours.held_up_ms)
+    row["peer_held_up_ms"] = None if theirs is None else statistics.median(theirs.held_up_ms)
     for name, times in (("p50", _p50), ("p99", _p99)):
         base = times(direct)
         mine, added = times(ours), times(ours) - base

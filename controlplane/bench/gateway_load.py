@@ -4,9 +4,11 @@ A request goes to each port of a target in turn: a proxy has one, the engines th
 """
 
 import asyncio
+import gc
 import json
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from random import Random
@@ -21,6 +23,8 @@ PROMPT_TAIL: Final = 100
 NUM_HEADS: Final = 8
 """Beginnings that prompts of one size share."""
 ANSWER_SECONDS: Final = 30.0
+HELD_UP_SECONDS: Final = 0.001
+"""A sender that is later than this has stood still: what it sends next moves with it."""
 MODEL: Final = "bench"
 _END: Final = b"0\r\n\r\n"
 
@@ -56,10 +60,12 @@ def body_of(kind: Kind, prompt: str) -> bytes:
 
 @dataclass(slots=True)
 class Timed:
-    """Of one run: seconds to each answer's first body byte, in rising order, and of the whole."""
+    """Of one run: seconds to each answer's first body byte, in rising order, and of the whole; of
+    these the sender itself stood still for `held_up_seconds`."""
 
     first_bytes: list[float]
     seconds: float
+    held_up_seconds: float = 0.0
 
     def ms(self, share: float) -> float:
         """The quantile, in milliseconds."""
@@ -86,7 +92,11 @@ async def as_fast_as_it_goes(ports: Sequence[int], bodies: Sequence[bytes], clie
 async def at_rate(
     ports: Sequence[int], bodies: Sequence[bytes], per_second: float, seed: int
 ) -> Timed:
-    """Each request in a slot of its own, somewhere within it, whatever became of those before."""
+    """Each request in a slot of its own, somewhere within it, whatever became of those before.
+
+    Where the sender stood still, for the machine had other work, all later slots move on: sent at
+    once, what was due would wait for itself, and that would be taken for the target's latency.
+    """
     chance, idle, begun = Random(seed), list[_Session](), time.perf_counter()
     idle += await asyncio.gather(*(_Session.open(ports) for _ in range(8)))
 
@@ -96,17 +106,32 @@ async def at_rate(
         idle.append(session)
         return first
 
-    tasks = []
+    tasks, held_up = [], 0.0
     try:
-        with Pace() as pace:
+        with Pace() as pace, _no_collections():
             async with asyncio.TaskGroup() as group:
                 for number, body in enumerate(bodies):
-                    await pace.until(begun + (number + chance.random()) / per_second)
+                    due = begun + held_up + (number + chance.random()) / per_second
+                    await pace.until(due)
+                    late = time.perf_counter() - due
+                    held_up += late if late > HELD_UP_SECONDS else 0.0
                     tasks.append(group.create_task(one(body)))
     finally:
         for session in idle:
             session.close()
-    return Timed(sorted(task.result() for task in tasks), time.perf_counter() - begun)
+    first_bytes = sorted(task.result() for task in tasks)
+    return Timed(first_bytes, time.perf_counter() - begun, held_up)
+
+
+@contextmanager
+def _no_collections() -> Iterator[None]:
+    """Python's collector would look through the tasks of a run again and again, for milliseconds."""
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
 
 
 class _Session:

@@ -6,6 +6,7 @@ plane) as JSON and serves until it is ended. The view is read when a gateway fir
 """
 
 import asyncio
+import gc
 import json
 import sys
 from collections.abc import Callable
@@ -158,6 +159,7 @@ async def _serve(view: Path) -> None:
         ports.append(server.sockets[0].getsockname()[1])
     sys.stdout.write(json.dumps(ports) + "\n")
     sys.stdout.flush()
+    gc.freeze()  # what is left to look through is connections
     await asyncio.Event().wait()
 
 
