@@ -47,9 +47,9 @@ def gateway(
     seconds: Annotated[float, typer.Option(min=0, help="Of a run for times, at least.")] = 5.0,
     rounds: Annotated[int, typer.Option(min=1, help="Runs of each; medians are given.")] = 5,
     clients: Annotated[int, typer.Option(min=1, max=256, help="Connections, for CPU.")] = 16,
-    rate_share: Annotated[
-        float, typer.Option(min=0.01, max=1, help="Of the slower one's capacity, for times.")
-    ] = 0.4,
+    core_share: Annotated[
+        float, typer.Option(min=0.01, max=1, help="Of a core the costlier one takes, for times.")
+    ] = 0.25,
     rate: Annotated[float, typer.Option(min=0, help="Requests a second instead; 0: none.")] = 0,
     model: Annotated[str, typer.Option(help="Folder whose tokenizer is used.")] = "",
 ) -> None:
@@ -60,7 +60,7 @@ def gateway(
     """
     from controlplane.bench.gateway import Load, run_gateway_bench  # noqa: PLC0415 - heavy
 
-    load = Load(requests=requests, clients=clients, rate_share=rate_share, rate=rate or None,
+    load = Load(requests=requests, clients=clients, core_share=core_share, rate=rate or None,
                 seconds=seconds)  # fmt: skip
     name = None if peer is Peer.NONE else peer.value
     path = model or _default_model()

@@ -54,14 +54,18 @@ KINDS: Final = tuple(Kind(chars, stream) for chars in (2_000, 20_000) for stream
 @dataclass(frozen=True, slots=True)
 class Load:
     """What is sent in a run: to measure CPU, `requests` over `clients` connections; for times, as
-    many at `rate_share` of the slower proxy's rate in the first round, or at `rate` a second, and
-    more until `seconds` have passed: p99 of a third of a second is what happened to four."""
+    many at the rate that takes `core_share` of a core of the costlier proxy, or at `rate` a second,
+    and more until `seconds` have passed: p99 of a third of a second is what happened to four."""
 
     requests: int = 400
     clients: int = 16
-    rate_share: float = 0.4
+    core_share: float = 0.25
     rate: float | None = None
     seconds: float = 5.0
+
+    def rate_for(self, cpu_ms: float) -> float:
+        """Requests a second, where the costlier proxy takes `cpu_ms` for each."""
+        return self.rate or self.core_share * 1000 / cpu_ms
 
     def timed_requests(self, rate: float) -> int:
         """In a run for times."""
@@ -96,7 +100,7 @@ def run_gateway_bench(
     return {
         "peer": peer_name, "policy": PEER_POLICY if peer_name else None,
         "requests": load.requests, "clients": load.clients, "rounds": rounds,
-        "seconds": load.seconds,
+        "seconds": load.seconds, "core_share": None if load.rate else load.core_share,
         "tokenizer": model.name if model_path else None,
         "load_average": [before[0], os.getloadavg()[0]],
         "chars": rows, "counted": {name: counted[name] for name in COUNTED}, "gateway_rss_bytes": rss, "tokenise": figures,
@@ -108,7 +112,6 @@ class _Run:
     """What one target has shown, a value a round."""
 
     cpu_ms: list[float] = field(default_factory=list)
-    per_second: list[float] = field(default_factory=list)
     p50_ms: list[float] = field(default_factory=list)
     p99_ms: list[float] = field(default_factory=list)
     held_up_ms: list[float] = field(default_factory=list)
@@ -138,10 +141,8 @@ class _Bench:
             for name, proxy in self._in_turn(number):
                 if proxy is not None:
                     self._measure_cpu(name, proxy, kind, runs[name])
-        rate = load.rate
-        if rate is None:
-            proxies = [runs[name] for name, proxy in self._targets.items() if proxy is not None]
-            rate = load.rate_share * min(statistics.median(run.per_second) for run in proxies)
+        proxies = [runs[name] for name, proxy in self._targets.items() if proxy is not None]
+        rate = load.rate_for(max(statistics.median(run.cpu_ms) for run in proxies))
         for number in range(rounds):
             for name, _proxy in self._in_turn(number):
                 self._measure_times(name, kind, runs[name], rate)
@@ -160,9 +161,7 @@ class _Bench:
     def _measure_cpu(self, name: str, proxy: Proxy, kind: Kind, run: _Run) -> None:
         before = proxy.cpu_seconds()
         timed = self._as_fast(name, kind, self._load.requests)
-        num_requests = len(timed.first_bytes)
-        run.cpu_ms.append((proxy.cpu_seconds() - before) / num_requests * 1000)
-        run.per_second.append(num_requests / timed.seconds)
+        run.cpu_ms.append((proxy.cpu_seconds() - before) / len(timed.first_bytes) * 1000)
 
     def _measure_times(self, name: str, kind: Kind, run: _Run, rate: float) -> None:
         bodies = self._bodies(kind, self._load.timed_requests(rate))

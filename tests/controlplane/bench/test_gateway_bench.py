@@ -19,6 +19,11 @@ def test_prompts_share_their_beginnings_and_no_ends() -> None:
     assert set(found).isdisjoint(prompts(kind, 2 * NUM_HEADS, seed=2))
 
 
+def test_times_are_taken_at_a_share_of_a_core() -> None:
+    assert Load(core_share=0.25).rate_for(cpu_ms=0.5) == pytest.approx(500)
+    assert Load(core_share=0.25, rate=40).rate_for(cpu_ms=0.5) == 40
+
+
 @pytest.fixture(scope="module")
 def result() -> dict[str, Any]:
     kinds = (Kind(2_000, stream=True), Kind(2_000, stream=False))
@@ -44,3 +49,5 @@ def test_figures_hang_together(result: dict[str, Any]) -> None:
         assert row["ttft_p50_ms"] > row["direct_p50_ms"] > 0
         assert row["ttft_p99_ms"] >= row["ttft_p50_ms"]
         assert row["cpu_over_peer"] is None
+        assert row["held_up_ms"] >= 0
+        assert row["peer_held_up_ms"] is None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import time
 
@@ -58,3 +59,26 @@ async def test_at_a_rate_none_is_sent_before_its_slot() -> None:
     await server.stop()
     assert len(timed.first_bytes) == len(came) == 40
     assert all(at >= begun + number / rate for number, at in enumerate(came))
+
+
+async def test_who_was_held_up_sends_no_burst() -> None:
+    """What was due meanwhile is sent later, each in its slot: together it would wait for itself."""
+    sent_at: list[float] = []
+
+    class Worker(CannedWorker):
+        def answer(self, head: bytes, body: bytes) -> None:
+            if len(sent_at) == 5:
+                time.sleep(0.3)  # the sender is of this loop
+            sent_at.append(time.perf_counter())
+            super().answer(head, body)
+
+    kind, rate = Kind(300, stream=False), 100.0
+    server = Serving(Worker)
+    port = await server.start()
+    bodies = [body_of(kind, prompt) for prompt in prompts(kind, 40, 1)]
+    timed = await at_rate((port,), bodies, rate, 1)
+    await server.stop()
+    assert timed.held_up_seconds >= 0.25
+    assert sent_at[-1] - sent_at[6] >= (len(sent_at) - 10) / rate
+    assert timed.seconds >= 0.25 + (len(bodies) - 1) / rate
+    assert gc.isenabled()
