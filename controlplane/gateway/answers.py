@@ -32,6 +32,7 @@ _TYPES = {
     417: "invalid_request_error",
     429: "slo_rejected",
     431: "invalid_request_error",
+    501: "invalid_request_error",
     502: "upstream_error",
     503: "unavailable",
     504: "upstream_timeout",

@@ -16,6 +16,7 @@ import structlog
 
 from controlplane.gateway.answers import REASONS, AnswerError, StoppingError
 from controlplane.gateway.direct import Writer, writer_of
+from controlplane.gateway.request_headers import USUAL_CONNECTION, Line, settle
 from controlplane.gateway.settings import Limits, Timeouts
 from controlplane.gateway.upgrades import head_without_upgrade
 
@@ -36,7 +37,7 @@ class FlowControl(Protocol):
 
 
 class Request(msgspec.Struct, eq=False):
-    """A whole request. `headers` has lower-case names; a repeated header keeps its last value."""
+    """A whole request. `headers` has lower-case names; of several lines of one: `request_headers`."""
 
     connection: "ClientConnection"
     headers: dict[bytes, bytes]
@@ -80,6 +81,7 @@ class ClientConnection(asyncio.Protocol):
         self._put: Writer | None = None  # to the transport
         self._url = b""
         self._headers: dict[bytes, bytes] = {}
+        self._further: list[Line] = []  # of this head, of names that have come before
         self._head_bytes = self._piece_bytes = self._body_bytes = 0
         self._body: list[bytes] = []
         self._gathered = bytearray()  # of a body that comes in very many pieces, the first ones
@@ -179,17 +181,28 @@ class ClientConnection(asyncio.Protocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_head:  # a trailer may say nothing of what a head says, or adds to it
-            self._headers[name.lower()] = value
+            name, headers = name.lower(), self._headers
+            if name not in headers:
+                headers[name] = value
+            else:
+                self._further.append((name, value))
 
     def on_headers_complete(self) -> None:
         self._in_head = False
         headers = self._headers
         if self._head_bytes + self._piece_bytes > self._limits.max_header_bytes:
-            size = len(self._url) + sum(map(len, headers)) + sum(map(len, headers.values()))
+            lines = (*headers.items(), *self._further)
+            size = len(self._url) + sum(len(name) + len(value) for name, value in lines)
             if size > self._limits.max_header_bytes:
                 self._in_head = True
                 self._refuse_head()
                 raise _RefusedError
+        if (
+            self._further
+            or headers.get(b"connection", b"close") not in USUAL_CONNECTION
+            or b"transfer-encoding" in headers
+        ):
+            self._settle_head()
         length = headers.get(b"content-length")
         if length is not None and int(length) > self._limits.max_body_bytes:
             self._refuse_body(int(length))
@@ -200,13 +213,22 @@ class ClientConnection(asyncio.Protocol):
         expect = headers.get(b"expect")
         if expect is None or self._transport is None or self._parser.should_upgrade():
             return
-        if expect.lower() != b"100-continue":
+        if expect.strip().lower() != b"100-continue":
             self._refuse(417, f"expect = {expect.decode('latin-1')}: cannot be met", "expect")
             raise _RefusedError
         if self._task is None:
             self._write(_CONTINUE)
         else:
             self._owes_continue = True
+
+    def _settle_head(self) -> None:
+        is_1_0 = self._parser.get_http_version() == "1.0"
+        try:
+            settle(self._headers, self._further, http_1_0=is_1_0)
+        except AnswerError as error:
+            self._refuse(error.status, error.message, error.code)
+            raise _RefusedError from None
+        self._further.clear()
 
     def on_body(self, body: bytes) -> None:
         self._owes_continue = False

@@ -10,6 +10,7 @@ import msgspec
 from controlplane.gateway.answers import AnswerError
 from controlplane.gateway.asked import Asked
 from controlplane.gateway.encodings import TooLargeError, inflate, is_undone
+from controlplane.gateway.request_headers import IS_TOLD, TOLD
 from controlplane.gateway.settings import Settings
 from controlplane.gateway.upstream import Reply, UpstreamError
 from controlplane.gateway.usage import count
@@ -21,11 +22,6 @@ _NOT_TO_CLIENT = frozenset((
     b"proxy-connection", b"content-length", b"content-type", b"date", b"server", b"x-request-id",
 ))  # fmt: skip
 _STATUS = {"timeout": 504, "hung": 504, "connect": 503}
-_PASS_TO_WORKER = (
-    b"traceparent", b"tracestate", b"baggage", b"x-session-id", b"x-vllm-priority",
-    b"endpoint-load-metrics-format",
-)  # fmt: skip
-_IS_PASSED = frozenset(_PASS_TO_WORKER)
 _EVENTS = (b"data:", b"event:", b":")
 _DONE_MARKS = (b"data: [DONE]", b"data:[DONE]")
 ERROR_DATA = rb'data: ?(?=\{ ?"error": ?[^n])'
@@ -292,10 +288,10 @@ def passed_headers(reply: Reply) -> bytes:
 def leg_head(request_id: str, leg: Literal["p", "d"], client: dict[bytes, bytes]) -> bytes:
     """Header lines of a leg. The id is ours: two clients may use the same one (A43)."""
     lines = f"x-request-id: {request_id}{'-p' if leg == 'p' else ''}\r\n".encode()
-    if _IS_PASSED.isdisjoint(client):
+    if IS_TOLD.isdisjoint(client):
         return lines
-    passed = (b"%b: %b\r\n" % (name, client[name]) for name in _PASS_TO_WORKER if name in client)
-    return lines + b"".join(passed)
+    told = (b"%b: %b\r\n" % (name, client[name]) for name in TOLD if name in client)
+    return lines + b"".join(told)
 
 
 def _leg_error(error: UpstreamError) -> LegError:

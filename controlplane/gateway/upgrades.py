@@ -1,10 +1,12 @@
 """Offers of another protocol (RFC 9110, 7.8), which the gateway passes over."""
 
+from controlplane.gateway.request_headers import tokens
+
 
 def head_without_upgrade(method: bytes, url: bytes, headers: dict[bytes, bytes]) -> bytes:
     """A request's head, without what offers another protocol."""
-    tokens = headers.get(b"connection", b"").lower().split(b",")
-    kept = [token for token in map(bytes.strip, tokens) if token in (b"close", b"keep-alive")]
+    offered = tokens(headers.get(b"connection", b""))
+    kept = [token for token in offered if token in (b"close", b"keep-alive")]
     dropped = (b"upgrade", b"http2-settings", b"connection")
     lines = [b"%b: %b\r\n" % item for item in headers.items() if item[0] not in dropped]
     if kept:
