@@ -316,6 +316,8 @@ class Gateway:
         if self._tracing is not None:
             asked.trace = trace_of(request.headers.get(b"traceparent", b""))
             request.headers[b"traceparent"] = asked.trace.traceparent
+            if not asked.trace.parent_id:  # the state is of a trace that does not go on
+                request.headers.pop(b"tracestate", None)
         return asked
 
     def _new_id(self) -> str:

@@ -16,8 +16,9 @@ import structlog
 
 from controlplane.gateway.answers import REASONS, AnswerError, StoppingError
 from controlplane.gateway.direct import Writer, writer_of
-from controlplane.gateway.request_headers import USUAL_CONNECTION, Line, settle
+from controlplane.gateway.request_headers import USUAL_CONNECTION, settle
 from controlplane.gateway.settings import Limits, Timeouts
+from controlplane.gateway.several_lines import Line
 from controlplane.gateway.upgrades import head_without_upgrade
 
 log = structlog.get_logger(__name__)

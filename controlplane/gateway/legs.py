@@ -12,6 +12,7 @@ from controlplane.gateway.asked import Asked
 from controlplane.gateway.encodings import TooLargeError, inflate, is_undone
 from controlplane.gateway.request_headers import IS_TOLD, TOLD
 from controlplane.gateway.settings import Settings
+from controlplane.gateway.several_lines import tokens
 from controlplane.gateway.upstream import Reply, UpstreamError
 from controlplane.gateway.usage import count
 from controlplane.gateway.worker_state import WorkerState
@@ -277,10 +278,13 @@ def passed_headers(reply: Reply) -> bytes:
     """Header lines of a worker's reply: all but what is of one connection, or ours to say."""
     if not reply.headers.keys() - _NOT_TO_CLIENT:
         return b""
+    lines = reply.headers.get(b"connection", b"").split(b"\r\nconnection: ")
+    of_this_hop = frozenset(tokens(b",".join(lines)))
     return b"".join(
         b"%b: %b\r\n" % item
         for item in reply.headers.items()
         if item[0] not in _NOT_TO_CLIENT
+        and item[0] not in of_this_hop
         and not (item[0] == b"content-encoding" and is_undone(item[1]))
     )
 

@@ -11,8 +11,7 @@ anything else                       neither read nor told: the last line, as `x-
 from typing import Final
 
 from controlplane.gateway.answers import AnswerError
-
-Line = tuple[bytes, bytes]
+from controlplane.gateway.several_lines import Line, by_name, lines_of, tokens
 
 TOLD: Final = (
     b"traceparent", b"tracestate", b"baggage", b"x-session-id", b"x-vllm-priority",
@@ -32,8 +31,8 @@ _OF_ONE_VALUE: Final = frozenset((
 def settle(headers: dict[bytes, bytes], further: list[Line], *, http_1_0: bool) -> None:
     """Makes one value of each name. `headers` has the first line of each, in lower case, `further`
     the others. Raises `AnswerError` for a head that may be read in two ways."""
-    if further:
-        _merge(headers, further)
+    for name, values in by_name(headers, further):
+        headers[name] = _one_of(name, values)
     coding = headers.get(b"transfer-encoding")
     if coding is not None:
         _check_coding(coding, http_1_0=http_1_0)
@@ -44,24 +43,9 @@ def settle(headers: dict[bytes, bytes], further: list[Line], *, http_1_0: bool) 
                 headers.pop(name, None)
 
 
-def tokens(value: bytes) -> list[bytes]:
-    """Of a list in a header, in lower case."""
-    return [token for part in value.lower().split(b",") if (token := part.strip())]
-
-
-def _merge(headers: dict[bytes, bytes], further: list[Line]) -> None:
-    lines: dict[bytes, list[bytes]] = {}
-    for name, value in further:
-        if name not in lines:
-            lines[name] = [headers[name]]
-        lines[name].append(value)
-    for name, values in lines.items():
-        headers[name] = _one_of(name, values)
-
-
 def _one_of(name: bytes, values: list[bytes]) -> bytes:
     if name in IS_TOLD:
-        return (b"\r\n%b: " % name).join(values)  # goes on as it came, line by line
+        return lines_of(name, values)  # goes on as it came, line by line
     if name in _LISTS:
         return b", ".join(values)
     if name == b"host":  # even alike (RFC 9112, 3.2)

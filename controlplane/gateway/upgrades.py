@@ -1,6 +1,6 @@
 """Offers of another protocol (RFC 9110, 7.8), which the gateway passes over."""
 
-from controlplane.gateway.request_headers import tokens
+from controlplane.gateway.several_lines import tokens
 
 
 def head_without_upgrade(method: bytes, url: bytes, headers: dict[bytes, bytes]) -> bytes:

@@ -9,14 +9,14 @@ import msgspec
 
 from controlplane.gateway.direct import Writer, writer_of
 from controlplane.gateway.reply import Reply, UpstreamError
+from controlplane.gateway.several_lines import Line, join_lines
 
 if TYPE_CHECKING:
     from controlplane.gateway.upstream import Upstream
 
-_READ_HERE = frozenset((
-    b"content-type", b"content-length", b"content-encoding", b"transfer-encoding", b"location",
-))  # fmt: skip
-"""Headers of a reply that are acted on: of several lines the last one counts."""
+_READ_HERE = frozenset((b"content-type", b"content-length", b"transfer-encoding", b"location"))
+"""Headers of a reply that are acted on: of several lines the last one counts. Codings are not among
+them: those of several lines are more than one, which goes on with its labels."""
 MAX_FIELD_BYTES = 256 * 1024
 """Of a reply's head or trailer; what has come of it is kept until it ends."""
 
@@ -42,6 +42,7 @@ class WorkerConnection(asyncio.Protocol):
         self._pieces: list[bytes] = []
         self._message_complete = self._has_more = False
         self._keep = self._is_final = False
+        self._further: list[Line] = []  # of a reply's head, of names that have come before
         self._field_bytes = 0  # in a row that were no body
         self._chunk_done = False
         self._splice: Callable[[bytes], bool] | None = None  # of a relay, as a chunk may begin
@@ -173,11 +174,11 @@ class WorkerConnection(asyncio.Protocol):
         reply = self._reply
         if reply is None or reply.head_complete:  # a trailer, which nobody asked for
             return
-        name = name.lower()
-        before = reply.headers.get(name)
-        if before is not None and name not in _READ_HERE:
-            value = b"%b\r\n%b: %b" % (before, name, value)  # goes on as it came, line by line
-        reply.headers[name] = value
+        name, headers = name.lower(), reply.headers
+        if name not in headers or name in _READ_HERE:
+            headers[name] = value
+        else:
+            self._further.append((name, value))
 
     def on_headers_complete(self) -> None:
         if self._message_complete:  # a second reply to one request: nothing of it is the client's
@@ -187,6 +188,9 @@ class WorkerConnection(asyncio.Protocol):
         self._is_final = status >= 200
         if reply is None:
             return
+        if self._further:
+            join_lines(reply.headers, self._further)  # they go on as they came, line by line
+            self._further.clear()
         if self._is_final:
             reply.status, reply.head_complete = status, True
         else:

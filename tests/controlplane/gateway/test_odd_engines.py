@@ -211,6 +211,40 @@ async def test_headers_of_several_lines_reach_the_client_line_by_line(
         assert reply.headers.get_list("vary") == ["x", "y"]
 
 
+async def test_a_reply_of_very_many_lines_comes_whole(odd: Rig) -> None:
+    num_lines = MAX_FIELD_BYTES // 10
+    odd.decode.answer = whole(ANSWER, lines=b"vary:\r\n" * num_lines)
+    body = b'{"model":"m","prompt":"hi","max_tokens":5}'
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: %d"
+    reader, writer = await asyncio.open_connection("127.0.0.1", odd.gateway.server.port)
+    writer.write(head % len(body) + b"\r\n\r\n" + body)
+    async with asyncio.timeout(20):
+        reply = await reader.read(-1)
+    writer.close()
+    assert reply.count(b"\r\nvary: ") == num_lines
+    assert reply.endswith(ANSWER)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_codings_of_several_lines_keep_their_labels(odd: Rig, stream: bool) -> None:
+    body = gzip.compress(gzip.compress(ANSWER))
+    lines = b"content-encoding: gzip\r\n" * 2
+    odd.decode.answer = whole(body, lines=lines)
+    reply = await odd.post(stream=stream)
+    assert reply.status_code == 200
+    assert reply.headers.get_list("content-encoding") == ["gzip", "gzip"]
+    assert json.loads(reply.content) == json.loads(ANSWER)
+
+
+async def test_what_an_engines_connection_names_is_not_the_clients(odd: Rig) -> None:
+    lines = b"Connection: keep-alive, X-Hop\r\nx-hop: 1\r\nconnection: x-other\r\nx-other: 2\r\n"
+    odd.decode.answer = whole(ANSWER, lines=lines + b"x-kept: 3\r\n")
+    for _ in range(2):
+        reply = await odd.post()
+        assert reply.headers["x-kept"] == "3"
+        assert not {"x-hop", "x-other"} & reply.headers.keys()
+
+
 async def test_long_heads_are_not_remembered(odd: Rig) -> None:
     heads = odd.gateway.cluster.workers["d1"].upstream.heads
     odd.decode.answer = whole(ANSWER)

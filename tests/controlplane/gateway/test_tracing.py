@@ -62,6 +62,31 @@ class Collector:
         exchange.send(200, b"", "application/x-protobuf")
 
 
+@pytest.mark.parametrize("parents", [(PARENT, PARENT), (b"nonsense",), ()])
+async def test_a_trace_that_begins_here_has_no_state_of_another(
+    rig: Any, parents: tuple[bytes, ...]
+) -> None:
+    """Of two parents none counts, and the state belongs to theirs."""
+    collector = Collector()
+    await collector.start()
+    try:
+        rig.settings = replace(rig.settings, otlp_endpoint=collector.url)
+        await rig.start()
+        headers = [("traceparent", parent.decode()) for parent in parents]
+        reply = await rig.client.post(
+            "/v1/completions",
+            json={"model": "tiny", "prompt": "the quick brown fox", "max_tokens": 3},
+            headers=[*headers, ("tracestate", "vendor=1")],
+        )
+        assert reply.status_code == 200
+    finally:
+        await collector.stop()
+    seen = [record["headers"] for api in rig.fleet.apis.values() for record in api.records]
+    assert seen
+    assert not any("tracestate" in headers for headers in seen)
+    assert not any("0af7651916cd43dd" in headers["traceparent"] for headers in seen)
+
+
 async def test_a_request_is_a_span_with_its_phases(
     rig: Any, eventually: Callable[..., Awaitable[Any]]
 ) -> None:
