@@ -66,6 +66,13 @@ def settings_from(argv: list[str]) -> tuple[Settings, str]:
         if not equals or not path:
             raise ConfigError("--model", entry, "is no NAME=PATH", "Write --model name=/folder.")
         models[name] = path
+    if args.static and args.control_plane:
+        problem = f"stands beside --control-plane {args.control_plane}, whose view would replace it"
+        way_out = (
+            "Give one of them: workers of other engines join a control plane's by POST"
+            " /api/v1/workers."
+        )
+        raise ConfigError("--static", args.static, problem, way_out)
     settings = Settings(
         gateway_id=args.id or own_id(args.host, args.port),
         host=args.host,

@@ -154,6 +154,16 @@ def test_gateways_that_are_given_no_id_do_not_share_one(monkeypatch: pytest.Monk
     assert re.match(ID_PATTERN, named("--host", "h" * 300))
 
 
+def test_a_static_file_beside_a_control_plane_is_not_passed_over() -> None:
+    both = ["--static", "workers.toml", "--control-plane", "http://a:1"]
+    with pytest.raises(ConfigError, match=r"--static = 'workers.toml'.*--control-plane") as refused:
+        settings_from(both)
+    assert "Give one of them" in str(refused.value)
+    assert "POST /api/v1/workers" in str(refused.value)
+    for alone in (both[:2], both[2:]):
+        assert settings_from(alone)
+
+
 @pytest.mark.parametrize("content", [b"\xff\xfe", "ü".encode(), b"two\nlines"])
 def test_a_token_file_that_holds_none_exits_2(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "token"
