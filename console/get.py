@@ -120,7 +120,7 @@ def _ledger(page: LedgerList, total: LedgerSummary, active: list[PolicyRevision]
     from console.viewmodel import ledger  # noqa: PLC0415
 
     head = ledger.head(total, active, now=_now(), tz=_zone())
-    rows = table_text(ledger.ledger(page.items, now=_now(), tz=_zone()))
+    rows = table_text(ledger.ledger(page.items, now=_now(), tz=_zone(), whole_ids=True))
     classes = f"\n{table_text(head.classes)}" if len(head.classes.rows) > 1 else ""
     return f"{rows}\n\n{sentences((head.counts, *head.causes, head.wrong))}{classes}"
 
@@ -129,8 +129,8 @@ def _running(found: RunningList) -> str:
     from console.text import sentences, table_text  # noqa: PLC0415
     from console.viewmodel import running  # noqa: PLC0415
 
-    head = sentences(running.head(found, now=_now(), tz=_zone()))
-    return f"{table_text(running.running(found))}\n\n{head}"
+    head = sentences(running.head(found, now=_now(), tz=_zone(), whole_ids=True))
+    return f"{table_text(running.running(found, whole_ids=True))}\n\n{head}"
 
 
 def _health(items: list[Gateway]) -> str:

@@ -68,9 +68,12 @@ class LedgerHead:
     causes: tuple[Text, ...] = ()
 
 
-def ledger(entries: Sequence[LedgerEntry], *, now: float, tz: tzinfo) -> Table:
-    """Newest first, as they come. `now` in seconds since the epoch."""
-    rows = tuple(_row(entry, now, tz) for entry in entries)
+def ledger(
+    entries: Sequence[LedgerEntry], *, now: float, tz: tzinfo, whole_ids: bool = False
+) -> Table:
+    """Newest first, as they come. `now` in seconds since the epoch; `whole_ids` where they are typed
+    again."""
+    rows = tuple(_row(entry, now, tz, whole_id=whole_ids) for entry in entries)
     return Table(COLUMNS, rows, "Nobody was turned away, and no probe was let in.")
 
 
@@ -156,13 +159,13 @@ def _wrong(summary: LedgerSummary) -> Text:
     return Text(f"rejected wrongly: {numbers.UNKNOWN}, {why}", "muted")
 
 
-def _row(entry: LedgerEntry, now: float, tz: tzinfo) -> Row:
+def _row(entry: LedgerEntry, now: float, tz: tzinfo, *, whole_id: bool) -> Row:
     verdict = _met(entry)
     over = entry.predicted_seconds - entry.limit_seconds
     name, _, revision = entry.policy.partition(" r")
     cells = (
         Text(numbers.stamp(entry.at, now, tz)),
-        cell(numbers.short_id(entry.request_id)),
+        cell(entry.request_id if whole_id else numbers.short_id(entry.request_id)),
         Text(entry.kind, "accent" if entry.kind == "probe" else "plain"),
         Text(_GATES.get(entry.gate, entry.gate or "-")),
         cell(_policy(entry.policy)),

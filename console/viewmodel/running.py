@@ -44,12 +44,13 @@ FIELDS: dict[str, FieldKind] = {
 }
 
 
-def running(found: RunningList | None) -> Table:
-    """In the order that the control plane gives: stuck ones, then the nearest to their bounds."""
+def running(found: RunningList | None, *, whole_ids: bool = False) -> Table:
+    """In the order that the control plane gives: stuck ones, then the nearest to their bounds.
+    `whole_ids` where they are typed again."""
     if found is None:
         return Table(COLUMNS, (), NOT_YET)
     mute = silent(found)
-    rows = tuple(_row(item, old=item.gateway in mute) for item in found.items)
+    rows = tuple(_row(item, old=item.gateway in mute, whole_id=whole_ids) for item in found.items)
     return Table(COLUMNS, rows, _empty(found, len(mute)))
 
 
@@ -67,7 +68,9 @@ def _empty(found: RunningList, num_silent: int) -> str:
     return f"Nothing is in flight at {_gateways(len(found.gateways) - num_silent)}.{others}"
 
 
-def head(found: RunningList | None, *, now: float, tz: tzinfo) -> tuple[Text, ...]:
+def head(
+    found: RunningList | None, *, now: float, tz: tzinfo, whole_ids: bool = False
+) -> tuple[Text, ...]:
     """How many, in which states; then each gateway that does not answer: since when, and why."""
     if found is None:
         return ()
@@ -81,7 +84,7 @@ def head(found: RunningList | None, *, now: float, tz: tzinfo) -> tuple[Text, ..
         counts += f" (of {numbers.count(listed)} listed)"
     lines = [Text(counts if found.stuck else f"{counts}; none is stuck")]
     if found.stuck:
-        lines.append(_stuck(found))
+        lines.append(_stuck(found, whole_id=whole_ids))
     if len(found.items) < listed:
         lines.append(
             Text(
@@ -92,13 +95,14 @@ def head(found: RunningList | None, *, now: float, tz: tzinfo) -> tuple[Text, ..
     return tuple(lines)
 
 
-def _stuck(found: RunningList) -> Text:
+def _stuck(found: RunningList, *, whole_id: bool) -> Text:
     """How many; the one that comes first by name."""
     text = f"{numbers.count(found.stuck)} stuck"
     first = next((item for item in found.items if item.stuck), None)
     if first is not None:
         waited = numbers.duration(first.wait_seconds)
-        text += f": {numbers.short_id(first.request_id)} waits {waited} for {waits_text(first)}"
+        name = _name(first, whole=whole_id)
+        text += f": {name} waits {waited} for {waits_text(first)}"
     return cell(text, "critical")
 
 
@@ -117,13 +121,17 @@ def _silence(answer: GatewayAnswer, now: float, tz: tzinfo) -> Text:
     return cell(text, "warn")
 
 
-def _row(item: RunningRequest, *, old: bool) -> Row:
+def _name(item: RunningRequest, *, whole: bool) -> str:
+    return item.request_id if whole else numbers.short_id(item.request_id)
+
+
+def _row(item: RunningRequest, *, old: bool, whole_id: bool) -> Row:
     rest: Tone = "stale" if old else "plain"
     tone = "stale" if old else _tone(item)
     waited = numbers.duration(item.wait_seconds) + ("!" if is_past(item) else "")
     state = "stuck: " * item.stuck + item.state.replace("_", " ") + " ~" * old
     cells = (
-        cell(numbers.short_id(item.request_id), rest),
+        cell(_name(item, whole=whole_id), rest),
         cell(state, tone),
         Text(numbers.duration(item.age_seconds), rest),
         Text(numbers.UNKNOWN if item.wait_seconds is None else waited, tone),

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import structlog
 import uvloop
 
+from controlplane.gateway.address import own_id
 from controlplane.gateway.app import Gateway
 from controlplane.gateway.descriptors import connections_for, open_files, raise_limit
 from controlplane.gateway.memory import calm_collector, give_large_blocks_back
@@ -28,7 +29,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="perilune gateway", description="The OpenAI-compatible front of the cluster."
     )
     add = parser.add_argument
-    add("--id", default="gw-1", help="unique among the gateways of a cluster")
+    add("--id", default="",
+        help="unique among the gateways of a cluster (default: by the machine's name and the port)")  # fmt: skip
     add("--host", default="127.0.0.1")
     add("--port", type=int, default=8000, help="0 takes a free one")
     add("--advertise", default="", metavar="URL",
@@ -64,8 +66,15 @@ def settings_from(argv: list[str]) -> tuple[Settings, str]:
         if not equals or not path:
             raise ConfigError("--model", entry, "is no NAME=PATH", "Write --model name=/folder.")
         models[name] = path
+    if args.static and args.control_plane:
+        problem = f"stands beside --control-plane {args.control_plane}, whose view would replace it"
+        way_out = (
+            "Give one of them: workers of other engines join a control plane's by POST"
+            " /api/v1/workers."
+        )
+        raise ConfigError("--static", args.static, problem, way_out)
     settings = Settings(
-        gateway_id=args.id,
+        gateway_id=args.id or own_id(args.host, args.port),
         host=args.host,
         port=args.port,
         advertise=_advertised(args.advertise),

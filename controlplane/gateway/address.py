@@ -2,6 +2,8 @@
 control plane."""
 
 import asyncio
+import re
+import secrets
 import socket
 from ipaddress import ip_address
 from typing import Final
@@ -15,10 +17,20 @@ from workers.core.hosts import in_url, is_anywhere
 log = structlog.get_logger(__name__)
 
 RESOLVE_SECONDS: Final = 2.0
+_USUAL_HOSTS = ("127.0.0.1", "::1", "localhost")
 
 
 def bound_url(settings: Settings, port: int) -> str:
     return f"http://{in_url(settings.host)}:{port}"
+
+
+def own_id(host: str, port: int) -> str:
+    """For one that is given none: no other gateway's, and the same after a restart."""
+    parts = ["gw", socket.gethostname()[:48]]
+    if not is_anywhere(host) and host not in _USUAL_HOSTS:
+        parts.append(host[:48])
+    parts.append(str(port) if port else secrets.token_hex(4))
+    return re.sub(r"[^A-Za-z0-9._-]", "-", "-".join(parts))
 
 
 async def announced_url(settings: Settings, port: int) -> str:

@@ -392,19 +392,25 @@ class Gateway:
         serves = any(self.cluster.serving(model, "decode", now) for model in self.cluster.models)
         if not self.cluster.models:
             missing = ["a view of the cluster" if not self.cluster.has_view else "any worker"]
-        follower = self._follower
         body = {
             "status": "down" if not serves else "degraded" if missing else "ok",
             "missing": missing,
             "gateway": self.settings.gateway_id,
             "view_revision": self.cluster.view.revision,
-            "control_plane": "none" if follower is None
-            else "connected" if follower.connected else "lost",
+            "control_plane": self._control_plane(),
             "agents": self._agents.num_subscribed,
             "other_gateways": self._agents.num_neighbours,
             "modes": self.cluster.modes,
         }  # fmt: skip
         return (200 if serves else 503), msgspec.json.encode(body)
+
+    def _control_plane(self) -> str:
+        if self._follower is None or self._reporter is None:
+            return "none"
+        if not self._follower.connected:
+            return "lost"
+        refused = self._reporter.refused
+        return f"reports refused: {refused}" if refused else "connected"
 
     def _models(self, name: str) -> bytes:
         """Our own catalogue: no worker is asked (A34)."""

@@ -259,6 +259,10 @@ class Cluster:
             and (is_prefill or other.row.role != "prefill")
         ]
 
+    def has_role(self, model: str, role: str) -> bool:
+        """Whether such a worker is registered, in whatever state."""
+        return any(row.model == model and row.role in (role, "both") for row in self.view.workers)
+
     def has_ready(self, model: str, role: str) -> bool:
         """Whether such a worker is registered and ready, whatever its recent failures."""
         return any(
@@ -430,4 +434,6 @@ def _mode(roles: set[str]) -> str:
         return "prefill and decode apart"
     if "both" in roles:
         return "one worker a request" if "decode" not in roles else "prefill and decode apart"
-    return "decode alone" if roles else "no workers"
+    if "decode" in roles:
+        return "decode alone"
+    return "no decode worker" if roles else "no workers"

@@ -36,7 +36,15 @@ from the system each time, page by page."""
 MANY = 4 * MAX_PER_REPORT
 """Records that wait: from there on reports grow with them, up to five times, for the control plane takes its time
 for each; it refuses more than 4 MiB."""
+_OF_THE_SENDER = frozenset({401, 403, 404, 407, 408, 409, 429})
+"""Refusals that say nothing of the records: once the gateway is accepted again, they are."""
+MAX_REASON_CHARS = 200
 _encode = msgspec.json.Encoder().encode
+
+
+class _Problem(msgspec.Struct):
+    detail: str = ""
+    way_out: str = ""
 
 
 class Reporter:
@@ -58,6 +66,7 @@ class Reporter:
         self._revision = revision
         self._stats = stats
         self._was_full = False
+        self.refused = ""  # why, while reports are
         self._latest: GatewayStats | None = None
         self._latest_at = 0.0
         self._news = asyncio.Event()
@@ -109,10 +118,28 @@ class Reporter:
         if status >= 500:
             self._records.put_back(decisions)
             return False
-        self._records.arrived(ended)
-        if status >= 300:  # refused as it is: sending it again would not help
-            log.warning("report_refused", status=status, reply=body[:300].decode(errors="replace"))
+        if status >= 300:
+            self._was_refused(status, body)
+        else:
+            self.refused = ""
+        if status in _OF_THE_SENDER:
+            self._records.put_back(decisions)
+        else:  # if it is refused as it is, sending it again would not help
+            self._records.arrived(ended)
         return status < 300
+
+    def _was_refused(self, status: int, body: bytes) -> None:
+        """Told once where the records are kept: it is tried again every few seconds."""
+        try:
+            problem = msgspec.json.decode(body, type=_Problem)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            problem = _Problem(body[:MAX_REASON_CHARS].decode(errors="replace"))
+        before, self.refused = self.refused, f"{status} {problem.detail[:MAX_REASON_CHARS]}".strip()
+        if status not in _OF_THE_SENDER or self.refused != before:
+            log.warning(
+                "report_refused", status=status, reason=problem.detail, way_out=problem.way_out,
+                records="kept" if status in _OF_THE_SENDER else "dropped",
+            )  # fmt: skip
 
     async def _encoded(
         self, decisions: list[Decision], ended: list[Decision], at_once: int

@@ -143,6 +143,8 @@ def _nobody(run: Running, role: str) -> AnswerError:
     why = "none is ready"
     if cluster.has_ready(model, role):
         why = f"paused after failures: {', '.join(cluster.health.paused(now))}"
+    elif not cluster.has_role(model, role):
+        why = f"none is registered; add a worker of role {role} or both"
     message = f"no {role} worker of model {model} takes requests: {why}"
     run.decision.failed_leg = "decode"
     return AnswerError(503, message, f"no_{role}_worker", retry_after=1)

@@ -36,6 +36,7 @@ class _Known:
     silent_since: datetime | None = None
     problem: str = ""
     ask_again_at: float = 0.0
+    was_asked: bool = True  # lost ones are not
 
 
 @dataclass(slots=True)
@@ -52,7 +53,8 @@ class RunningRequests:
     async def list(self, limit: int) -> RunningList:
         """All gateways as of now; never raises for one that does not answer."""
         async with self._lock:
-            if self.clock.monotonic() - self._asked_at >= SHARED_SECONDS:
+            is_old = self.clock.monotonic() - self._asked_at >= SHARED_SECONDS
+            if is_old or self._has_come_back():
                 await self._ask_all()
         return self._told(limit)
 
@@ -99,6 +101,11 @@ class RunningRequests:
             way_out="perilune get running lists what runs.",
         )
 
+    def _has_come_back(self) -> bool:
+        """A gateway was not asked for it was lost, and reports again."""
+        unasked = {name for name, known in self._known.items() if not known.was_asked}
+        return any(g.id in unasked and g.state != "lost" for g in self.gateways.all())
+
     async def _ask_all(self) -> None:
         known = {gateway.id: gateway for gateway in self.gateways.all()}
         for gone in self._known.keys() - known.keys():
@@ -108,10 +115,15 @@ class RunningRequests:
 
     async def _ask(self, gateway: LiveGateway) -> None:
         known = self._known.setdefault(gateway.id, _Known())
-        if gateway.state == "lost":
+        was_asked, known.was_asked = known.was_asked, gateway.state != "lost"
+        if not known.was_asked:
             self._silent(known, "it has stopped reporting and is not asked")
             return
-        if known.silent_since is not None and self.clock.monotonic() < known.ask_again_at:
+        if (
+            was_asked
+            and known.silent_since is not None
+            and self.clock.monotonic() < known.ask_again_at
+        ):
             return
         try:
             listing = await self.client.listing(gateway.id, gateway.url.rstrip("/"))

@@ -73,9 +73,9 @@ class GatewayRegistry:
                 value=gateway_id,
                 way_out="Give a restarted gateway its old id (--id).",
             )
-        if gateway is not None and gateway.stats is not None:
-            _check_life(gateway_id, gateway.stats, body.stats)
         now, mono = self._clock.now(), self._clock.monotonic()
+        if gateway is not None and gateway.stats is not None and _is_heard(gateway, mono):
+            _check_life(gateway_id, gateway.stats, body.stats)
         if gateway is None:
             gateway = LiveGateway(gateway_id, body.url, body.pid, 0, now, mono)
             self._gateways[gateway_id] = gateway
@@ -107,7 +107,7 @@ class GatewayRegistry:
     def live_ids(self) -> list[str]:
         """Gateways that should acknowledge a policy: heard of within 3 s."""
         mono = self._clock.monotonic()
-        return sorted(g.id for g in self._gateways.values() if node_state(mono - g.seen) == "ready")
+        return sorted(g.id for g in self._gateways.values() if _is_heard(g, mono))
 
     def live(self) -> list[LiveGateway]:
         return [g for g in self._gateways.values() if g.state != "lost" and g.stats is not None]
@@ -177,6 +177,11 @@ def _row(gateway: LiveGateway) -> Mapping[str, Any]:
         "last_report_at": gateway.last_report_at,
         "stats": gateway.stats.model_dump(mode="json") if gateway.stats else {},
     }
+
+
+def _is_heard(gateway: LiveGateway, mono: float) -> bool:
+    """Lately. One that has fallen silent keeps its id from nobody, an older gateway neither."""
+    return node_state(mono - gateway.seen) == "ready"
 
 
 def _check_life(gateway_id: str, known: GatewayStats, given: GatewayStats) -> None:

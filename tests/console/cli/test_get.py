@@ -22,6 +22,16 @@ def test_what_runs_reads_as_on_the_screen(world: Any) -> None:
     assert "1 stuck: 00000001" in text
 
 
+def test_ids_are_whole_as_the_other_verbs_take_them(world: Any) -> None:
+    text = get._running(world.running)
+    for item in world.running.items:
+        assert any(line.startswith(f"{item.request_id} ") for line in text.splitlines())
+    stuck = next(item for item in world.running.items if item.stuck)
+    assert f"1 stuck: {stuck.request_id} waits" in text
+    turned_away = get._ledger(world.ledger, world.summary, world.policies)
+    assert all(f" {entry.request_id} " in turned_away for entry in world.ledger.items)
+
+
 def test_the_ledger_ends_with_what_it_comes_to(world: Any) -> None:
     text = get._ledger(world.ledger, world.summary, world.policies)
     assert "1,190 by slo/default r41 (TTFT), in force since" in text

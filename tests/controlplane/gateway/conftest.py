@@ -99,6 +99,7 @@ class FakeControlPlane:
         self.acknowledged = 0
         self.tokens: set[str] = set()
         self.fail_reports = False
+        self.refusal: tuple[int, dict[str, Any]] | None = None  # of reports
         self._changed = asyncio.Event()
         self._server = Server(self._handle)
         self._port = 0
@@ -148,6 +149,8 @@ class FakeControlPlane:
             await self._view(exchange)
         elif self.fail_reports:
             exchange.send(503, {})
+        elif self.refusal is not None:
+            exchange.send(*self.refusal)
         else:
             self.reports.append(GatewayReport.model_validate_json(bytes(exchange.body)))
             exchange.send(200, {})

@@ -334,6 +334,22 @@ async def test_a50_the_mode_follows_from_the_workers_however_the_gateway_starts(
     assert modes == {"tiny": "one worker a request"}
 
 
+async def test_where_only_prefill_workers_are_it_is_said_what_is_missing(rig: Any) -> None:
+    rig.workers = ("p1:prefill", "p2:prefill")
+    await rig.start()
+    health = await rig.client.get("/health")
+    assert (health.status_code, health.json()["modes"]) == (503, {"tiny": "no decode worker"})
+    refused = await rig.complete(prompt="hello", max_tokens=2)
+    error = refused.json()["error"]
+    assert (refused.status_code, error["code"]) == (503, "no_decode_worker")
+    assert "add a worker of role decode or both" in error["message"]
+    await rig.publish(
+        workers=[rig._worker("p1:prefill", {}), rig._worker("p2:decode", {"p2": "draining"})]
+    )
+    error = (await rig.complete(prompt="hello", max_tokens=2)).json()["error"]
+    assert error["message"].endswith("none is ready"), "there is one, which comes back"
+
+
 # --- the watchdog ---
 
 

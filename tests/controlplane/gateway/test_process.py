@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import socket
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 import httpx2
 import pytest
 
+from controlplane.deps import ID_PATTERN
 from controlplane.gateway.__main__ import main, settings_from
 from workers.core.errors import ConfigError
 
@@ -135,6 +137,31 @@ def test_a_gateway_that_nobody_tells_of_workers_does_not_start() -> None:
     with pytest.raises(ConfigError, match="--static FILE"):
         settings_from([])
     assert settings_from(["--agent", "unix:/tmp/n1.sock"])[0].agents == ("unix:/tmp/n1.sock",)
+
+
+def test_gateways_that_are_given_no_id_do_not_share_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    def named(*arguments: str) -> str:
+        return settings_from(["--agent", "unix:/tmp/n1.sock", *arguments])[0].gateway_id
+
+    monkeypatch.setattr("socket.gethostname", lambda: "box_1.example")
+    assert named() == named("--host", "0.0.0.0") == "gw-box_1.example-8000"
+    assert named("--port", "8000") == named(), "a restarted one is the same"
+    assert named("--port", "8001") == "gw-box_1.example-8001"
+    assert named("--host", "fd00::5") == "gw-box_1.example-fd00--5-8000"
+    assert named("--port", "0") != named("--port", "0")
+    assert named("--id", "gw-1", "--port", "8001") == "gw-1"
+    monkeypatch.setattr("socket.gethostname", lambda: "ü" * 300)
+    assert re.match(ID_PATTERN, named("--host", "h" * 300))
+
+
+def test_a_static_file_beside_a_control_plane_is_not_passed_over() -> None:
+    both = ["--static", "workers.toml", "--control-plane", "http://a:1"]
+    with pytest.raises(ConfigError, match=r"--static = 'workers.toml'.*--control-plane") as refused:
+        settings_from(both)
+    assert "Give one of them" in str(refused.value)
+    assert "POST /api/v1/workers" in str(refused.value)
+    for alone in (both[:2], both[2:]):
+        assert settings_from(alone)
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", "ü".encode(), b"two\nlines"])

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import structlog
 from reported import reported
 
 from controlplane.decisions import schemas as decisions
@@ -82,6 +83,38 @@ async def test_refused_reports_are_kept_while_the_control_plane_fails(
     await eventually(lambda: rig.gateway.records.num_buffered > 0)
     rig.control_plane.fail_reports = False
     assert (await rig.control_plane.ended()).status == "finished_length"
+
+
+@pytest.mark.parametrize("status", [401, 409])
+async def test_a_refused_gateway_says_so_and_keeps_its_records_until_it_is_accepted(
+    rig: Any, eventually: Any, status: int
+) -> None:
+    await rig.start()
+    way_out = "Two gateways use one id: " + "stop the older one. " * 30
+    rig.control_plane.refusal = (status, {"detail": "known since noon", "way_out": way_out})
+    with structlog.testing.capture_logs() as logs:
+        await rig.complete(prompt="hello", max_tokens=2)
+
+        async def said() -> bool:
+            health = (await rig.client.get("/health")).json()
+            return health["control_plane"] == f"reports refused: {status} known since noon"
+
+        await eventually(said, "the refusal in /health")
+        await eventually(lambda: rig.gateway.records.num_buffered > 0)
+    (told,) = [row for row in logs if row["event"] == "report_refused"]
+    assert (told["way_out"], told["records"]) == (way_out, "kept")
+    rig.control_plane.refusal = None
+    assert (await rig.control_plane.ended()).status == "finished_length"
+    await eventually(lambda: not rig.gateway._reporter.refused)
+    assert (await rig.client.get("/health")).json()["control_plane"] == "connected"
+
+
+async def test_records_that_are_refused_themselves_are_not_sent_again() -> None:
+    records, sink = Records(Stats()), Sink(422)
+    records.once(decision("r"))
+    told = reporter(records, sink)
+    assert not await told.flush()
+    assert (records.num_buffered, told.refused) == (0, "422")
 
 
 def decision(name: str) -> wire.Decision:

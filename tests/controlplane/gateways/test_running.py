@@ -144,6 +144,35 @@ async def test_a_silent_gateway_is_said_with_since_when_and_what_it_said_last(
     assert (back["items"], back["gateways"][0]["answers"]) == ([], True)
 
 
+def falls_silent(api: Any) -> None:
+    """For longer than this process holds against nobody."""
+    for _ in range(12):
+        api.second()
+
+
+async def test_a_gateway_that_reports_again_is_asked_again_at_once(
+    api: Any, gateway: Gateway
+) -> None:
+    gateway.rows = [row("r1")]
+    await report(api, gateway)
+    falls_silent(api)
+    (said,) = (await api.get("/requests"))["gateways"]
+    assert (said["state"], said["answers"]) == ("lost", False)
+    assert "has stopped reporting" in said["problem"]
+    assert gateway.seen == []
+    await report(api, gateway)
+    found = await api.get("/requests")
+    (said,) = found["gateways"]
+    assert (said["state"], said["answers"], said["problem"]) == ("ready", True, "")
+    assert [item["request_id"] for item in found["items"]] == ["r1"]
+    falls_silent(api)
+    await gateway.stop()
+    await api.get("/requests")
+    await report(api, gateway)
+    (said,) = (await api.get("/requests"))["gateways"]
+    assert said["problem"].startswith("no answer ("), "and what is said is of now"
+
+
 async def test_another_gateway_at_its_address_is_not_believed(api: Any, gateway: Gateway) -> None:
     gateway.rows = [row("r1")]
     await report(api, gateway, "gw-2")

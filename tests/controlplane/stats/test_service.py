@@ -176,6 +176,20 @@ async def test_an_older_gateway_of_the_same_name_is_refused(api):
     assert (refused.status_code, refused.json()["field"]) == (409, "stats.started_at")
 
 
+async def test_an_id_that_another_gateway_took_is_given_back_when_that_one_is_gone(api):
+    older = api.clock.now() - timedelta(hours=1)
+    assert (await api.report(started_at=older, requests_total=5)).status_code == 200
+    assert (await api.report(started_at=api.clock.now())).status_code == 200
+    api.clock.advance(2.9)  # it may still report
+    assert (await api.report(started_at=older)).status_code == 409
+    api.clock.advance(0.2)
+    again = await api.report(started_at=older, requests_total=6)
+    assert again.status_code == 200, again.text
+    (row,) = (await api.get("/gateways"))["items"]
+    assert (row["state"], row["stats"]["requests_total"]) == ("ready", 6)
+    assert (await api.report(started_at=api.clock.now())).status_code == 200  # a restart, at once
+
+
 async def test_gateways_go_stale_and_lost_and_lose_their_workers_load(api, bodies):
     await api.heartbeat("n1", workers=[bodies["worker"]("p1")])
     await api.report(workers={"p1": {"running": 3, "waiting": 1}})
