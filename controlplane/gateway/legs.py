@@ -25,7 +25,7 @@ _NOT_TO_CLIENT = frozenset((
 _STATUS = {"timeout": 504, "hung": 504, "connect": 503}
 _EVENTS = (b"data:", b"event:", b":")
 _DONE_MARKS = (b"data: [DONE]", b"data:[DONE]")
-ERROR_DATA = rb'data: ?(?=\{ ?"error": ?[^n])'
+ERROR_DATA = rb'data: ?(?=\{\s*"error":\s*(?!null|\s))'
 """Before what an engine's stream says when it has failed; `"error": null` is none."""
 _ERROR_EVENT = re.compile(rb"(?:event: ?error\n)?" + ERROR_DATA)
 MAX_SHOWN = 200

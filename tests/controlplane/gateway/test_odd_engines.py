@@ -312,6 +312,15 @@ async def test_a_stream_that_begins_with_its_failure_has_a_status(odd: Rig, firs
     assert reply.json()["error"]["leg"] == "decode"
 
 
+@pytest.mark.parametrize("blanks", ["", " ", "  "])
+async def test_an_event_whose_error_is_null_is_no_failure(odd: Rig, blanks: str) -> None:
+    event = f'data: {{"error":{blanks}null, "choices": [{{"index": 0, "text": "x"}}]}}\n\n'.encode()
+    odd.decode.answer = chunked(event, EVENT, event, DONE)
+    reply = await odd.post(stream=True)
+    assert (reply.status_code, reply.content) == (200, event + EVENT + event + DONE)
+    assert odd.gateway.stats.failed == odd.gateway.stats.worker("d1").failures == 0
+
+
 @pytest.mark.parametrize(("code", "failures"), [(500, 1), (400, 0)])
 async def test_a_stream_that_the_engine_ends_with_an_error_has_failed(
     odd: Rig, eventually: Eventually, code: int, failures: int
