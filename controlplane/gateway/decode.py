@@ -188,7 +188,7 @@ async def _try(run: Running, worker_id: str, num_blocks: int, prefilled: Prefill
         await relay_stream(run, worker, reply, first, _details(run, prefilled))
     else:
         reply, answer = await context.sender.exchange(leg, context.settings.timeouts.whole_reply)
-        check_answer(reply, answer)
+        check_answer(reply, answer, is_object=not asked.body.passed)
         answer_whole(run, worker, reply, answer, _details(run, prefilled))
 
 
@@ -260,15 +260,16 @@ def answer_whole(
     body: bytes,
     details: dict[str, Any] | None,
 ) -> None:
-    """The client's answer, and its end. `details`: of the prompt's tokens, as leg 1 said."""
-    if not run.context.cluster.health.is_sound:
-        run.context.cluster.health.served(worker.row.id)
+    """The client's answer, and its end. `details`: of the prompt's tokens, as leg 1 said. Raises
+    `LegError` where it has no choices and must."""
     decision, asked, headers = run.decision, run.asked, reply.headers
     encoding = headers.get(b"content-encoding")
     if encoding is not None and not is_undone(encoding):  # nobody here can read it
         decision.status = "finished_stop"
     else:
-        body = read_reply(decision, body, details)
+        body = read_reply(decision, body, details, has_choices=not asked.body.passed)
+    if not run.context.cluster.health.is_sound:
+        run.context.cluster.health.served(worker.row.id)
     kind = headers.get(b"content-type", b"application/json")
     ours = asked.client_headers(passed_headers(reply))
     asked.request.connection.respond(200, body, kind, ours)

@@ -23,11 +23,13 @@ _NOT_TO_CLIENT = frozenset((
     b"proxy-connection", b"content-length", b"content-type", b"date", b"server", b"x-request-id",
 ))  # fmt: skip
 _STATUS = {"timeout": 504, "hung": 504, "connect": 503}
-_EVENTS = (b"data:", b"event:", b":")
+_EVENTS = (b"data:", b"event:", b"id:", b"retry:", b":")
+_BEFORE_DATA = re.compile(rb"(?:(?:(?::|event:|id:|retry:)[^\r\n]*)?[\r\n])*")
+"""Lines of a stream that say nothing of an answer: comments, and fields of events without data."""
 _DONE_MARKS = (b"data: [DONE]", b"data:[DONE]")
 ERROR_DATA = rb'data: ?(?=\{\s*"error":\s*(?!null|\s))'
 """Before what an engine's stream says when it has failed; `"error": null` is none."""
-_ERROR_EVENT = re.compile(rb"(?:event: ?error\n)?" + ERROR_DATA)
+_ERROR_EVENT = re.compile(ERROR_DATA)
 MAX_SHOWN = 200
 _decode = msgspec.json.Decoder().decode
 
@@ -145,12 +147,7 @@ class LegSender:
             raise _leg_error(error) from error
         if not first:
             raise LegError("ended the stream before its first byte", 502, unreachable=False)
-        if first.startswith(_DONE_MARKS):
-            raise LegError("ended the stream without content", 502, unreachable=False)
-        failed = _ERROR_EVENT.match(first) if first.find(b'"error"', 0, 32) >= 0 else None
-        if failed is not None:
-            cause = first[failed.end() : 300].decode(errors="replace").strip()
-            raise LegError(f"failed: {cause}", 502, unreachable=False, answered=True)
+        _check_first(past_comments(first))
         return first
 
     async def exchange(self, leg: LegRequest, seconds: float) -> tuple[Reply, bytes]:
@@ -227,8 +224,9 @@ def _is_json(reply: Reply) -> bool:
     return reply.headers.get(b"content-type", b"").startswith(b"application/json")
 
 
-def check_answer(reply: Reply, body: bytes) -> None:
-    """A 200 with nothing, with an error, or with half of an answer, is none."""
+def check_answer(reply: Reply, body: bytes, *, is_object: bool = False) -> None:
+    """A 200 with nothing, with an error, or with half of an answer, is none. `is_object`: nothing
+    else is one on this route. Whether that has choices is seen when it is read."""
     headers = reply.headers
     is_framed = b"content-length" in headers or b"transfer-encoding" in headers
     if is_framed and len(body) > 16 and body[0] == 0x7B and body.find(b'"error"', 0, 64) < 0:
@@ -237,7 +235,8 @@ def check_answer(reply: Reply, body: bytes) -> None:
     if encoding is not None and not is_undone(encoding):
         return  # nobody here can read it
     if body.startswith(_EVENTS):
-        return  # a stream, asked for in a way that its engine understands and we do not
+        _check_events(body)  # asked for in a way that its engine understands and we do not
+        return
     try:
         content = _read_json(body) if body.strip() else None
     except ValueError as error:
@@ -248,6 +247,34 @@ def check_answer(reply: Reply, body: bytes) -> None:
     if isinstance(content, dict) and _is_error(content):
         message = f"answered 200 with an error: {_message(body)}"
         raise LegError(message, 502, unreachable=False, answered=True)
+    if is_object and not isinstance(content, dict):
+        raise LegError("answered 200 with what is no JSON object", 502, unreachable=False)
+
+
+def past_comments(events: bytes) -> bytes:
+    """From the first line on that has data, or is none of a stream's; b"" for nothing but others."""
+    if events.startswith(b"data:"):
+        return events
+    found = _BEFORE_DATA.match(events)
+    return events[found.end() :] if found is not None else events
+
+
+def _check_events(events: bytes) -> None:
+    """A stream in one piece that begins with its failure or its end, or has no data, is no answer."""
+    first = past_comments(events)
+    if not first.startswith(b"data:"):
+        raise LegError("ended the stream without content", 502, unreachable=False)
+    _check_first(first)
+
+
+def _check_first(first: bytes) -> None:
+    """What a stream begins with, past its comments."""
+    if first.startswith(_DONE_MARKS):
+        raise LegError("ended the stream without content", 502, unreachable=False)
+    failed = _ERROR_EVENT.match(first) if first.find(b'"error"', 0, 32) >= 0 else None
+    if failed is not None:
+        cause = first[failed.end() : 300].decode(errors="replace").strip()
+        raise LegError(f"failed: {cause}", 502, unreachable=False, answered=True)
 
 
 def _is_error(content: Mapping[str, Any]) -> bool:

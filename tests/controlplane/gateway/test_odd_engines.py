@@ -36,6 +36,10 @@ def chunked(*events: bytes, lines: bytes = b"", trailer: bytes = b"") -> bytes:
     return b"%b%btransfer-encoding: chunked\r\n\r\n%b0\r\n%b\r\n" % (SSE, lines, chunks, trailer)
 
 
+def until_close(body: bytes, kind: bytes = b"content-type: application/json\r\n") -> bytes:
+    return b"HTTP/1.1 200 OK\r\n%bconnection: close\r\n\r\n%b" % (kind, body)
+
+
 class RawEngine:
     """Answers every request with bytes that a test gives it; closes after them if it is to."""
 
@@ -73,14 +77,19 @@ class RawEngine:
 class Rig:
     """A gateway over a prefill engine that is sound and a decode engine that is odd."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, *, second: bool = False) -> None:
         self.file = file
         self.prefill, self.decode = RawEngine(), RawEngine()
+        self.second = RawEngine()  # a decode engine that is sound, if the gateway is to know it
+        self.has_second = second
 
     async def start(self) -> None:
         await self.prefill.start()
         await self.decode.start()
-        rows = (("p1", "prefill", self.prefill), ("d1", "decode", self.decode))
+        await self.second.start()
+        rows = [("p1", "prefill", self.prefill), ("d1", "decode", self.decode)]
+        if self.has_second:
+            rows.append(("d2", "decode", self.second))
         self.file.write_text(
             "".join(
                 f'[[worker]]\nid = "{name}"\nrole = "{role}"\nmodel = "m"\nurl = "{engine.url}"\n'
@@ -97,6 +106,7 @@ class Rig:
         await self.gateway.stop(1.0)
         await self.prefill.stop()
         await self.decode.stop()
+        await self.second.stop()
         assert self.gateway.stats.in_flight == 0
         assert not self.gateway.cluster.slots._holders
         assert not self.gateway._passing.busy
@@ -109,6 +119,14 @@ class Rig:
 @pytest.fixture
 async def odd(tmp_path: Path) -> AsyncIterator[Rig]:
     made = Rig(tmp_path / "workers.toml")
+    await made.start()
+    yield made
+    await made.stop()
+
+
+@pytest.fixture
+async def two(tmp_path: Path) -> AsyncIterator[Rig]:
+    made = Rig(tmp_path / "workers.toml", second=True)
     await made.start()
     yield made
     await made.stop()
@@ -175,6 +193,54 @@ async def test_what_is_no_answer_of_one_worker_is_asked_of_another(odd: Rig, kin
     odd.decode.answer = whole(ANSWER)
     reply = await odd.post("/v1/embeddings", input="x")
     assert (reply.status_code, reply.content) == (200, ANSWER)
+
+
+NO_PLAIN_ANSWERS = {
+    "only the end": DONE,
+    "only a comment": b": ping\n\n",
+    "a comment and the end": b": ping\r\n\r\n" + DONE,
+    "an error event": b'data: {"error": {"message": "boom","code":500}}\n\n' + DONE,
+    "an event without data": b"id: 1\nevent: error\n\n",
+    "an empty list": b"[]",
+    "a list": b'[{"text":"x"}]',
+    "a text": b'"a text of some length"',
+    "no choices": b'{"id":"c","object":"text_completion","choices":[]}',
+    "choices that are null": b'{"id":"c","object":"text_completion","choices":null}',
+    "choices left out": b'{"id":"c","object":"text_completion","usage":{"prompt_tokens":3}}',
+    "no choices and little else": b'{"choices": [ ]}',
+}
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("kind", NO_PLAIN_ANSWERS)
+async def test_a_plain_request_is_tried_elsewhere_after_what_is_no_answer(
+    two: Rig, kind: str, path: str
+) -> None:
+    body = NO_PLAIN_ANSWERS[kind]
+    messages = [{"role": "user", "content": "hi"}]
+    for answer in (whole(body), until_close(body)):
+        two.decode.answer, two.decode.closes = answer, b"connection: close" in answer
+        reply = await two.post(path, messages=messages)
+        assert (reply.status_code, reply.content) == (200, ANSWER)
+    assert two.second.requests == two.gateway.stats.worker("d1").failures == 2
+    two.second.answer = whole(body)
+    reply = await two.post(path, messages=messages)
+    assert reply.status_code == 502
+    assert reply.json()["error"]["leg"] == "decode"
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/embeddings", "/score"])
+@pytest.mark.parametrize("body", [b'{"id":"r","choices":[],"output":[]}', b"[]"])
+async def test_other_routes_may_answer_without_choices(odd: Rig, path: str, body: bytes) -> None:
+    odd.decode.answer = odd.prefill.answer = whole(body)
+    reply = await odd.post(path, input="x")
+    assert (reply.status_code, reply.content) == (200, body)
+
+
+async def test_events_with_an_answer_in_them_are_one(odd: Rig) -> None:
+    odd.decode.answer = whole(b": ping\n\n" + EVENT + DONE)
+    reply = await odd.post()
+    assert (reply.status_code, reply.content) == (200, b": ping\n\n" + EVENT + DONE)
 
 
 @pytest.mark.parametrize("length", [0, 20, len(ANSWER) - 1])
