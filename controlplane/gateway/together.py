@@ -149,7 +149,7 @@ class _Pair:
         """Up to the first piece of a stream, or the whole answer."""
         context = self._run.context
         if self._run.asked.body.stream:
-            return await context.sender.decode_stream(leg)
+            return await context.sender.decode_stream(leg, is_split=not self._run.asked.body.passed)
         reply, answer = await context.sender.exchange(leg, context.settings.timeouts.whole_reply)
         check_answer(reply, answer, is_object=not self._run.asked.body.passed)
         return reply, answer
