@@ -300,6 +300,10 @@ class ClientConnection(asyncio.Protocol):
             return head + b"\r\n"
         return head + b"transfer-encoding: chunked\r\n\r\n"
 
+    def withdraw(self) -> None:
+        """The head that `start` gave was not written: the request may have another answer."""
+        self.head_sent, self.relay = False, None
+
     def write(self, data: bytes, head: bytes = b"") -> None:
         """One piece of a chunked answer."""
         if self._request is not None and self._request.http_1_0:

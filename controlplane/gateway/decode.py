@@ -15,6 +15,7 @@ from controlplane.gateway.admission import Forecast
 from controlplane.gateway.answers import AnswerError, CancelledByOperatorError, error_event
 from controlplane.gateway.bodies import KvParams, decode_leg, ours
 from controlplane.gateway.encodings import is_undone
+from controlplane.gateway.events import DONE_MARKS, past_comments
 from controlplane.gateway.learning import take_decode, take_handover
 from controlplane.gateway.legs import (
     ClientFault,
@@ -23,6 +24,7 @@ from controlplane.gateway.legs import (
     PrefillReply,
     check_answer,
     is_no_stream,
+    leg_error,
     leg_head,
     passed_headers,
     request_of,
@@ -184,11 +186,11 @@ async def _try(run: Running, worker_id: str, num_blocks: int, prefilled: Prefill
     with leg.send_now(wants_piece=asked.body.stream):
         begin(run, worker)
     if asked.body.stream:
-        reply, first = await context.sender.decode_stream(leg)
+        reply, first = await context.sender.decode_stream(leg, is_split=not asked.body.passed)
         await relay_stream(run, worker, reply, first, _details(run, prefilled))
     else:
         reply, answer = await context.sender.exchange(leg, context.settings.timeouts.whole_reply)
-        check_answer(reply, answer)
+        check_answer(reply, answer, is_object=not asked.body.passed)
         answer_whole(run, worker, reply, answer, _details(run, prefilled))
 
 
@@ -260,15 +262,16 @@ def answer_whole(
     body: bytes,
     details: dict[str, Any] | None,
 ) -> None:
-    """The client's answer, and its end. `details`: of the prompt's tokens, as leg 1 said."""
-    if not run.context.cluster.health.is_sound:
-        run.context.cluster.health.served(worker.row.id)
+    """The client's answer, and its end. `details`: of the prompt's tokens, as leg 1 said. Raises
+    `LegError` where it has no choices and must."""
     decision, asked, headers = run.decision, run.asked, reply.headers
     encoding = headers.get(b"content-encoding")
     if encoding is not None and not is_undone(encoding):  # nobody here can read it
         decision.status = "finished_stop"
     else:
-        body = read_reply(decision, body, details)
+        body = read_reply(decision, body, details, has_choices=not asked.body.passed)
+    if not run.context.cluster.health.is_sound:
+        run.context.cluster.health.served(worker.row.id)
     kind = headers.get(b"content-type", b"application/json")
     ours = asked.client_headers(passed_headers(reply))
     asked.request.connection.respond(200, body, kind, ours)
@@ -287,8 +290,9 @@ async def relay_stream(
     first: bytes,
     details: dict[str, Any] | None,
 ) -> None:
-    """From leg 2's first piece to its end, however that comes."""
-    if is_no_stream(reply):
+    """From leg 2's first event to its end, however that comes. Raises `LegError` while nothing has
+    been written: another worker may serve. A comment that has been written is part of an answer."""
+    if is_no_stream(reply, first, is_split=not run.asked.body.passed):
         answer_whole(run, worker, reply, first, details)
         return
     asked, client = run.asked, run.asked.request.connection
@@ -300,28 +304,62 @@ async def relay_stream(
     take = relay.sink_of(reply.headers.get(b"content-encoding", b""))
     splice = relay.splice if client.takes_chunks and take == relay.take else None
     run.decision.http_status = 200
+    error: LegError | None = None
     try:
         take(first)
+        if not first.startswith(b"data:") and take == relay.take:
+            await _comments(relay, reply, first, run.context.settings.timeouts.idle)
         await reply.relay(take, run.context.settings.timeouts.idle, splice)
-    except UpstreamError as error:
-        if not relay.has_said_done:
-            _broken(run, worker, relay, str(error))
-            return
+    except UpstreamError as failed:
+        error = leg_error(failed)
     except asyncio.CancelledError:
         reply.abort()
-        if relay.finished:  # the client had everything and hung up
-            _streamed(run, worker, relay)
-        elif isinstance(run.cause, CancelledByOperatorError):
-            _cancelled(run, relay, run.cause)
-        elif run.cause is not None:
-            _broken(run, worker, relay, str(run.cause))
+        _interrupted(run, worker, relay)
         raise
-    if not relay.is_done:
-        missing = "[DONE]" if relay.has_done_mark else "the end of its compression"
-        _broken(run, worker, relay, f"the stream ended without {missing}")
-    else:
+    if relay.has_said_done or (error is None and relay.is_done):
         relay.end()
         _streamed(run, worker, relay)
+        return
+    error = error or _cut_short(relay)
+    try:
+        if not relay.has_begun:
+            _withdraw(run)
+            raise error
+        _broken(run, worker, relay, str(error))
+    finally:
+        del error  # its traceback holds this
+
+
+def _cut_short(relay: Relay) -> LegError:
+    missing = "[DONE]" if relay.has_done_mark else "the end of its compression"
+    return LegError(f"the stream ended without {missing}", 502, unreachable=False)
+
+
+def _interrupted(run: Running, worker: WorkerState, relay: Relay) -> None:
+    if not relay.has_begun:  # whoever ended it gives the answer
+        _withdraw(run)
+    elif relay.finished:  # the client had everything and hung up
+        _streamed(run, worker, relay)
+    elif isinstance(run.cause, CancelledByOperatorError):
+        _cancelled(run, relay, run.cause)
+    elif run.cause is not None:
+        _broken(run, worker, relay, str(run.cause))
+
+
+def _withdraw(run: Running) -> None:
+    run.asked.request.connection.withdraw()
+    run.decision.http_status = None
+
+
+async def _comments(relay: Relay, reply: Reply, first: bytes, seconds: float) -> None:
+    """Passes on what has no data, up to the first event that has: the end may not follow at once."""
+    while not past_comments(first) and not reply.complete:
+        first = await reply.first_piece(seconds)
+        if past_comments(first).startswith(DONE_MARKS):
+            reply.abort()
+            raise UpstreamError("protocol", "the stream ended without content")
+        if first:
+            relay.take(first)
 
 
 def _streamed(run: Running, worker: WorkerState, relay: Relay) -> None:

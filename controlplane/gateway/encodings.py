@@ -44,6 +44,14 @@ def inflate(data: bytes, limit: int) -> bytes:
     return b"".join(parts)
 
 
+def peek(data: bytes) -> bytes:
+    """The first plain bytes of what begins so; none of what is damaged."""
+    try:
+        return zlib.decompressobj(_ANY_HEAD).decompress(data, 64)
+    except zlib.error:
+        return b""
+
+
 class Inflater:
     """Between a packed stream and its sink, packet by packet. `on_fault` takes the reason.
     `is_whole`: what has come ends where its compression does."""

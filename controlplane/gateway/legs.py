@@ -3,13 +3,24 @@
 import json
 import re
 from collections.abc import Mapping
+from time import monotonic
 from typing import Any, Literal, Self
 
 import msgspec
 
 from controlplane.gateway.answers import AnswerError
 from controlplane.gateway.asked import Asked
-from controlplane.gateway.encodings import TooLargeError, inflate, is_undone
+from controlplane.gateway.encodings import TooLargeError, inflate, is_undone, peek
+from controlplane.gateway.events import (
+    DONE_MARKS,
+    ERROR_DATA,
+    FIELDS,
+    MAX_EVENT_BYTES,
+    ends_event,
+    is_event,
+    may_become_event,
+    past_comments,
+)
 from controlplane.gateway.request_headers import IS_TOLD, TOLD
 from controlplane.gateway.settings import Settings
 from controlplane.gateway.several_lines import tokens
@@ -23,12 +34,11 @@ _NOT_TO_CLIENT = frozenset((
     b"proxy-connection", b"content-length", b"content-type", b"date", b"server", b"x-request-id",
 ))  # fmt: skip
 _STATUS = {"timeout": 504, "hung": 504, "connect": 503}
-_EVENTS = (b"data:", b"event:", b":")
-_DONE_MARKS = (b"data: [DONE]", b"data:[DONE]")
-ERROR_DATA = rb'data: ?(?=\{ ?"error": ?[^n])'
-"""Before what an engine's stream says when it has failed; `"error": null` is none."""
-_ERROR_EVENT = re.compile(rb"(?:event: ?error\n)?" + ERROR_DATA)
+_ERROR_EVENT = re.compile(ERROR_DATA)
 MAX_SHOWN = 200
+HOLD_SECONDS = 1.0
+"""How long comments before a stream's first event wait for it: then they go out, which begins the
+client's answer. Lines are kept alive by tens of seconds."""
 _decode = msgspec.json.Decoder().decode
 
 
@@ -115,42 +125,76 @@ class LegSender:
             check_answer(reply, answer)
         return _worker_answer(reply, answer)
 
-    async def decode_stream(self, leg: LegRequest) -> tuple[Reply, bytes]:
-        """Leg 2 of a stream, up to its first piece; the whole answer where that is no stream."""
+    async def decode_stream(self, leg: LegRequest, *, is_split: bool) -> tuple[Reply, bytes]:
+        """Leg 2 of a stream, up to its first event; the whole answer where that is no stream.
+        `is_split`: its route has streams of events only, and JSON with choices."""
         seconds = self._timeouts.first_byte
         try:
             reply = await leg.worker.upstream.send(
                 leg.request, head_seconds=seconds, wants_piece=True, sent=leg.sent
             )
         except UpstreamError as error:
-            raise _leg_error(error) from error
+            raise leg_error(error) from error
         try:
-            first = await self._first_piece(reply, seconds)
+            first = await self._first_piece(reply, seconds, is_split=is_split)
         except BaseException:
             reply.abort()
             raise
         return reply, first
 
-    async def _first_piece(self, reply: Reply, seconds: float) -> bytes:
+    async def _first_piece(self, reply: Reply, seconds: float, *, is_split: bool) -> bytes:
         if reply.status != 200:
             await self._whole(reply, seconds)  # raises for 4xx and 5xx
             raise LegError(f"answered {reply.status} to a stream", 502, unreachable=False)
         if is_no_stream(reply):
-            answer = await self._whole(reply, seconds)
-            check_answer(reply, answer)
-            return answer
+            return await self._whole_answer(reply, b"", seconds, is_split=is_split)
         try:
             first = await reply.first_piece(seconds)
         except UpstreamError as error:
-            raise _leg_error(error) from error
+            raise leg_error(error) from error
         if not first:
             raise LegError("ended the stream before its first byte", 502, unreachable=False)
-        if first.startswith(_DONE_MARKS):
-            raise LegError("ended the stream without content", 502, unreachable=False)
-        failed = _ERROR_EVENT.match(first) if first.find(b'"error"', 0, 32) >= 0 else None
-        if failed is not None:
-            cause = first[failed.end() : 300].decode(errors="replace").strip()
-            raise LegError(f"failed: {cause}", 502, unreachable=False, answered=True)
+        if first.startswith(b"data:") and first.endswith(b"\n\n"):  # the usual case
+            _check_first(first)
+            return first
+        if b"content-encoding" not in reply.headers:
+            first = await self._first_event(reply, first, seconds, is_split=is_split)
+        if is_no_stream(reply, _plain(reply, first), is_split=is_split):
+            return await self._whole_answer(reply, first, seconds, is_split=is_split)
+        _check_first(past_comments(first))
+        return first
+
+    async def _whole_answer(
+        self, reply: Reply, begun: bytes, seconds: float, *, is_split: bool
+    ) -> bytes:
+        """Of a reply that is no stream, of which something may have been read."""
+        try:
+            body = self._checked(reply, begun + await self._read(reply, seconds))
+        except UpstreamError as error:
+            raise leg_error(error) from error
+        check_answer(reply, body, is_object=is_split)
+        return body
+
+    async def _first_event(
+        self, reply: Reply, first: bytes, seconds: float, *, is_split: bool
+    ) -> bytes:
+        """What has begun to come as a stream, until an event with data is whole, or it shows
+        itself as none. Comments keep a client's line alive, and begin its answer, after which no
+        other worker can be asked: they wait so long for what comes right behind them, and no more."""
+        hold_until = 0.0
+        while not is_event(data := past_comments(first)) and len(first) < MAX_EVENT_BYTES:
+            if _is_as_it_is(reply, first, data, is_split=is_split):
+                return first
+            hold = None
+            if len(data) < len(first) and ends_event(first):
+                hold_until = hold_until or monotonic() + HOLD_SECONDS
+                hold = hold_until - monotonic()
+                if hold <= 0:
+                    return first
+            try:
+                first += await reply.first_piece(seconds, hold)
+            except UpstreamError as error:
+                raise leg_error(error) from error
         return first
 
     async def exchange(self, leg: LegRequest, seconds: float) -> tuple[Reply, bytes]:
@@ -162,14 +206,14 @@ class LegSender:
             if answer is None:
                 answer = await self._read(reply, seconds)
         except UpstreamError as error:
-            raise _leg_error(error) from error
+            raise leg_error(error) from error
         return reply, self._checked(reply, answer)
 
     async def _whole(self, reply: Reply, seconds: float) -> bytes:
         try:
             body = await self._read(reply, seconds)
         except UpstreamError as error:
-            raise _leg_error(error) from error
+            raise leg_error(error) from error
         return self._checked(reply, body)
 
     async def _read(self, reply: Reply, seconds: float) -> bytes:
@@ -218,17 +262,52 @@ def request_of(
     )
 
 
-def is_no_stream(reply: Reply) -> bool:
-    """Whether it answers as if no stream had been asked for: what comes bit by bit has no length."""
-    return _is_json(reply) and b"content-length" in reply.headers
+def is_no_stream(reply: Reply, begin: bytes = b"", *, is_split: bool = False) -> bool:
+    """Whether it answers as if no stream had been asked for: with JSON that has a length, or that
+    shows by how its body begins. Some engines call a stream of events JSON too."""
+    kind = reply.headers.get(b"content-type", b"")
+    if kind.startswith(b"text/event-stream"):
+        return False
+    if _is_json(reply) and b"content-length" in reply.headers:
+        return True
+    kind = kind.partition(b";")[0].strip().lower()
+    if not is_split and kind != b"application/json":  # it may be objects, line by line
+        return False
+    return begin.lstrip()[:1] in (b"{", b"[")
+
+
+def _no_stream(reply: Reply) -> LegError:
+    kind = reply.headers.get(b"content-type", b"none")[:MAX_SHOWN].decode(errors="replace")
+    message = f"answered 200 with no stream of events (content-type: {kind})"
+    return LegError(message, 502, unreachable=False)
+
+
+def _is_as_it_is(reply: Reply, first: bytes, data: bytes, *, is_split: bool) -> bool:
+    """Whether what has begun without a whole event is to be taken so: JSON, or what only its
+    client understands. `data`: without comments. Raises `LegError` for what will be no stream."""
+    if data.strip() and not may_become_event(data):
+        if not is_split or is_no_stream(reply, first, is_split=True):
+            return True
+        if not _is_event_stream(reply):
+            raise _no_stream(reply)
+        if ends_event(data):
+            return True
+    if reply.complete and (is_split or not data):
+        raise LegError("ended the stream before its first event", 502, unreachable=False)
+    return reply.complete
+
+
+def _is_event_stream(reply: Reply) -> bool:
+    return reply.headers.get(b"content-type", b"").startswith(b"text/event-stream")
 
 
 def _is_json(reply: Reply) -> bool:
     return reply.headers.get(b"content-type", b"").startswith(b"application/json")
 
 
-def check_answer(reply: Reply, body: bytes) -> None:
-    """A 200 with nothing, with an error, or with half of an answer, is none."""
+def check_answer(reply: Reply, body: bytes, *, is_object: bool = False) -> None:
+    """A 200 with nothing, with an error, or with half of an answer, is none. `is_object`: nothing
+    else is one on this route. Whether that has choices is seen when it is read."""
     headers = reply.headers
     is_framed = b"content-length" in headers or b"transfer-encoding" in headers
     if is_framed and len(body) > 16 and body[0] == 0x7B and body.find(b'"error"', 0, 64) < 0:
@@ -236,8 +315,9 @@ def check_answer(reply: Reply, body: bytes) -> None:
     encoding = headers.get(b"content-encoding")
     if encoding is not None and not is_undone(encoding):
         return  # nobody here can read it
-    if body.startswith(_EVENTS):
-        return  # a stream, asked for in a way that its engine understands and we do not
+    if body.startswith(FIELDS):
+        _check_events(body)  # asked for in a way that its engine understands and we do not
+        return
     try:
         content = _read_json(body) if body.strip() else None
     except ValueError as error:
@@ -248,6 +328,32 @@ def check_answer(reply: Reply, body: bytes) -> None:
     if isinstance(content, dict) and _is_error(content):
         message = f"answered 200 with an error: {_message(body)}"
         raise LegError(message, 502, unreachable=False, answered=True)
+    if is_object and not isinstance(content, dict):
+        raise LegError("answered 200 with what is no JSON object", 502, unreachable=False)
+
+
+def _plain(reply: Reply, begin: bytes) -> bytes:
+    """How a body begins, unpacked as far as it can be."""
+    encoding = reply.headers.get(b"content-encoding")
+    return peek(begin) if encoding is not None and is_undone(encoding) else begin
+
+
+def _check_events(events: bytes) -> None:
+    """A stream in one piece that begins with its failure or its end, or has no data, is no answer."""
+    first = past_comments(events)
+    if not first.startswith(b"data:"):
+        raise LegError("ended the stream without content", 502, unreachable=False)
+    _check_first(first)
+
+
+def _check_first(first: bytes) -> None:
+    """What a stream begins with, past its comments."""
+    if first.startswith(DONE_MARKS):
+        raise LegError("ended the stream without content", 502, unreachable=False)
+    failed = _ERROR_EVENT.match(first) if first.find(b'"error"', 0, 32) >= 0 else None
+    if failed is not None:
+        cause = first[failed.end() : 300].decode(errors="replace").strip()
+        raise LegError(f"failed: {cause}", 502, unreachable=False, answered=True)
 
 
 def _is_error(content: Mapping[str, Any]) -> bool:
@@ -298,7 +404,7 @@ def leg_head(request_id: str, leg: Literal["p", "d"], client: dict[bytes, bytes]
     return lines + b"".join(told)
 
 
-def _leg_error(error: UpstreamError) -> LegError:
+def leg_error(error: UpstreamError) -> LegError:
     status = _STATUS.get(error.kind, 502)
     unreachable = error.kind in ("connect", "reset", "hung")
     refused = error.kind == "connect"

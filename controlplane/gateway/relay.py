@@ -15,12 +15,10 @@ import msgspec
 
 from controlplane.gateway.client_connection import ClientConnection
 from controlplane.gateway.encodings import Inflater, is_undone
-from controlplane.gateway.legs import ERROR_DATA
+from controlplane.gateway.events import ERROR_DATA, MAX_EVENT_BYTES
 from controlplane.gateway.upstream import Reply, UpstreamError
 from controlplane.gateway.usage import correct_events
 
-MAX_EVENT_BYTES = 1024 * 1024
-"""A longer event is passed on as it comes."""
 MAX_GAPS = 2048
 """Gaps between pieces of one stream; the last ones are kept."""
 TAIL_PIECES = 4
@@ -160,6 +158,11 @@ class Relay:
         self.reply.resume()
 
     # --- what it saw ---
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything of the answer has been written."""
+        return not self._head
 
     @property
     def is_done(self) -> bool:

@@ -85,10 +85,21 @@ class Reply:
         """The usual case of `whole`: nothing is left to wait for."""
         return self._pieces[0] if self.complete and len(self._pieces) == 1 else None
 
-    async def first_piece(self, seconds: float) -> bytes:
-        """Body bytes that have come; waits for some. b"" only for an empty body."""
+    async def first_piece(self, seconds: float, hold: float | None = None) -> bytes:
+        """Body bytes that have come; waits for some. b"" for an empty body, or what is left of it;
+        and after `hold` seconds, which ends this wait but not the reply."""
         while not self._pieces and not self.complete:
-            await self.wait(seconds, "no first byte")
+            self._full = False
+            self._apply_pause()
+            if hold is None:
+                await self.wait(seconds, "no first byte")
+                continue
+            timer = self._connection.loop.call_later(hold, self._wake)
+            try:
+                await self.wait(seconds, "no first byte")
+            finally:
+                timer.cancel()
+            break
         pieces, self._pieces, self._buffered = self._pieces, [], 0
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
@@ -172,6 +183,10 @@ class Reply:
             sink is None and (pieces or not self.wants_piece or self.status != 200)
         ):
             waiter.set_result(None)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
     def fail(self, error: UpstreamError) -> None:
         if self.complete or self._error is not None:

@@ -5,6 +5,7 @@ from typing import Any
 from controlplane.core.admission import Slo, keeps_slo
 from controlplane.gateway.admission import verdict_of
 from controlplane.gateway.asked import Asked
+from controlplane.gateway.legs import LegError
 from controlplane.gateway.outcome import Outcome
 from controlplane.gateway.relay import Relay
 from controlplane.gateway.scheduling import Plan
@@ -45,12 +46,17 @@ def new_decision(asked: Asked, plan: Plan, gateway_id: str) -> Decision:
     return decision
 
 
-def read_reply(decision: Decision, body: bytes, details: dict[str, Any] | None) -> bytes:
-    """Take the outcome from a whole reply; the body for the client.
+def read_reply(
+    decision: Decision, body: bytes, details: dict[str, Any] | None, *, has_choices: bool
+) -> bytes:
+    """Take the outcome from a whole reply; the body for the client. `has_choices`: it must; raises
+    `LegError`.
 
     `details` of the prompt's tokens replace decode's (A15), and our transfer parameters stay among ourselves.
     """
     reply = read_whole(body, details)
+    if has_choices and not reply.has_choices:
+        raise LegError("answered 200 without choices", 502, unreachable=False)
     decision.output_tokens = reply.completion_tokens
     if decision.engine_prompt_tokens is None:
         decision.engine_prompt_tokens = reply.prompt_tokens

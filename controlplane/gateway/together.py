@@ -119,6 +119,9 @@ class _Pair:
             reply, piece = second.result()
             self._second = None
             await self._answer(decode, reply, piece, first)
+        except LegError:
+            first.remove_done_callback(self._late)  # of another try it would say the wrong things
+            raise
         finally:
             await self._end(first, second)
 
@@ -146,9 +149,9 @@ class _Pair:
         """Up to the first piece of a stream, or the whole answer."""
         context = self._run.context
         if self._run.asked.body.stream:
-            return await context.sender.decode_stream(leg)
+            return await context.sender.decode_stream(leg, is_split=not self._run.asked.body.passed)
         reply, answer = await context.sender.exchange(leg, context.settings.timeouts.whole_reply)
-        check_answer(reply, answer)
+        check_answer(reply, answer, is_object=not self._run.asked.body.passed)
         return reply, answer
 
     def _take_first(self, first: "asyncio.Task[PrefillReply]") -> None:

@@ -26,7 +26,7 @@ class _Reply(msgspec.Struct):
 
     usage: msgspec.Raw = msgspec.Raw(b"")
     kv_transfer_params: msgspec.Raw = msgspec.Raw(b"")
-    choices: list[_Choice] = []
+    choices: list[_Choice] | None = None
 
 
 class _Counts(msgspec.Struct):
@@ -39,7 +39,7 @@ class _Counted(msgspec.Struct):
 
     usage: _Counts | None = None
     kv_transfer_params: Any = None
-    choices: list[_Choice] = []
+    choices: list[_Choice] | None = None
 
 
 class ReadReply(msgspec.Struct):
@@ -49,6 +49,7 @@ class ReadReply(msgspec.Struct):
     by_length: bool = False
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
+    has_choices: bool = True  # or cannot be read
 
 
 _decode_reply = msgspec.json.Decoder(_Reply).decode
@@ -71,7 +72,7 @@ def read_whole(body: bytes, details: Details) -> ReadReply:
     except (msgspec.DecodeError, UnicodeDecodeError):
         return ReadReply(body)
     last = reply.choices[-1].finish_reason if reply.choices else None
-    read = ReadReply(body, by_length=last == "length")
+    read = ReadReply(body, by_length=last == "length", has_choices=bool(reply.choices))
     params = bytes(reply.kv_transfer_params)
     if params not in (b"", _NULL):
         read.body = _put(body, "kv_transfer_params", params, _NULL)
@@ -87,7 +88,7 @@ def _as_it_is(body: bytes, reply: _Counted) -> ReadReply:
     last = reply.choices[-1].finish_reason if reply.choices else None
     usage = reply.usage or _Counts()
     counts = count(usage.prompt_tokens), count(usage.completion_tokens)
-    return ReadReply(body, last == "length", *counts)
+    return ReadReply(body, last == "length", *counts, bool(reply.choices))
 
 
 def correct_events(data: bytes, details: Details) -> bytes:

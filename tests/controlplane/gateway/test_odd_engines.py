@@ -10,105 +10,26 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
-from serving import Serving
+from odd_engines import ANSWER, DONE, EVENT, Rig, chunked, until_close, whole
 
-from controlplane.gateway.app import Gateway
-from controlplane.gateway.settings import Settings, Timeouts
 from controlplane.gateway.upstream import MAX_HEAD_BYTES
 from controlplane.gateway.worker_connection import MAX_FIELD_BYTES
 
-ANSWER = b'{"choices":[{"text":"ok","finish_reason":"stop"}],"usage":{"prompt_tokens":3}}'
-EVENT = b'data: {"choices":[{"text":"a","finish_reason":null}]}\n\n'
-DONE = b"data: [DONE]\n\n"
-SSE = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
 Eventually = Callable[..., Awaitable[Any]]
-
-
-def whole(body: bytes, status: bytes = b"200 OK", lines: bytes = b"") -> bytes:
-    head = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\n%b" % (status, lines)
-    return b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body)
-
-
-def chunked(*events: bytes, lines: bytes = b"", trailer: bytes = b"") -> bytes:
-    chunks = b"".join(b"%x\r\n%b\r\n" % (len(event), event) for event in events)
-    return b"%b%btransfer-encoding: chunked\r\n\r\n%b0\r\n%b\r\n" % (SSE, lines, chunks, trailer)
-
-
-class RawEngine:
-    """Answers every request with bytes that a test gives it; closes after them if it is to."""
-
-    def __init__(self) -> None:
-        self.answer = whole(ANSWER)
-        self.closes = False
-        self.requests = 0
-
-    async def start(self) -> RawEngine:
-        self._serving = Serving.streams(self._serve)
-        await self._serving.start()
-        self.url = self._serving.url
-        return self
-
-    async def stop(self) -> None:
-        await self._serving.stop()
-
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            while True:
-                head = (await reader.readuntil(b"\r\n\r\n")).lower()
-                length = head.partition(b"content-length:")[2].split() or [b"0"]  # none: a probe
-                await reader.readexactly(int(length[0]))
-                self.requests += 1
-                writer.write(self.answer)
-                await writer.drain()
-                if self.closes:
-                    break
-        except (asyncio.IncompleteReadError, ConnectionError):
-            pass
-        finally:
-            writer.close()
-
-
-class Rig:
-    """A gateway over a prefill engine that is sound and a decode engine that is odd."""
-
-    def __init__(self, file: Path) -> None:
-        self.file = file
-        self.prefill, self.decode = RawEngine(), RawEngine()
-
-    async def start(self) -> None:
-        await self.prefill.start()
-        await self.decode.start()
-        rows = (("p1", "prefill", self.prefill), ("d1", "decode", self.decode))
-        self.file.write_text(
-            "".join(
-                f'[[worker]]\nid = "{name}"\nrole = "{role}"\nmodel = "m"\nurl = "{engine.url}"\n'
-                for name, role, engine in rows
-            )
-        )
-        timeouts = Timeouts(prefill=15, first_byte=15, whole_reply=15, idle=15, drain=1)
-        self.gateway = Gateway(Settings(port=0, static_view=str(self.file), timeouts=timeouts))
-        await self.gateway.start()
-        self.client = httpx2.AsyncClient(base_url=self.gateway.url, timeout=20, verify=False)
-
-    async def stop(self) -> None:
-        await self.client.aclose()
-        await self.gateway.stop(1.0)
-        await self.prefill.stop()
-        await self.decode.stop()
-        assert self.gateway.stats.in_flight == 0
-        assert not self.gateway.cluster.slots._holders
-        assert not self.gateway._passing.busy
-
-    async def post(self, path: str = "/v1/completions", **more: Any) -> httpx2.Response:
-        body = {"model": "m", "prompt": "hi", "max_tokens": 5, **more}
-        return await self.client.post(path, json=body)
 
 
 @pytest.fixture
 async def odd(tmp_path: Path) -> AsyncIterator[Rig]:
     made = Rig(tmp_path / "workers.toml")
+    await made.start()
+    yield made
+    await made.stop()
+
+
+@pytest.fixture
+async def two(tmp_path: Path) -> AsyncIterator[Rig]:
+    made = Rig(tmp_path / "workers.toml", second=True)
     await made.start()
     yield made
     await made.stop()
@@ -175,6 +96,54 @@ async def test_what_is_no_answer_of_one_worker_is_asked_of_another(odd: Rig, kin
     odd.decode.answer = whole(ANSWER)
     reply = await odd.post("/v1/embeddings", input="x")
     assert (reply.status_code, reply.content) == (200, ANSWER)
+
+
+NO_PLAIN_ANSWERS = {
+    "only the end": DONE,
+    "only a comment": b": ping\n\n",
+    "a comment and the end": b": ping\r\n\r\n" + DONE,
+    "an error event": b'data: {"error": {"message": "boom","code":500}}\n\n' + DONE,
+    "an event without data": b"id: 1\nevent: error\n\n",
+    "an empty list": b"[]",
+    "a list": b'[{"text":"x"}]',
+    "a text": b'"a text of some length"',
+    "no choices": b'{"id":"c","object":"text_completion","choices":[]}',
+    "choices that are null": b'{"id":"c","object":"text_completion","choices":null}',
+    "choices left out": b'{"id":"c","object":"text_completion","usage":{"prompt_tokens":3}}',
+    "no choices and little else": b'{"choices": [ ]}',
+}
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+@pytest.mark.parametrize("kind", NO_PLAIN_ANSWERS)
+async def test_a_plain_request_is_tried_elsewhere_after_what_is_no_answer(
+    two: Rig, kind: str, path: str
+) -> None:
+    body = NO_PLAIN_ANSWERS[kind]
+    messages = [{"role": "user", "content": "hi"}]
+    for answer in (whole(body), until_close(body)):
+        two.decode.answer, two.decode.closes = answer, b"connection: close" in answer
+        reply = await two.post(path, messages=messages)
+        assert (reply.status_code, reply.content) == (200, ANSWER)
+    assert two.second.requests == two.gateway.stats.worker("d1").failures == 2
+    two.second.answer = whole(body)
+    reply = await two.post(path, messages=messages)
+    assert reply.status_code == 502
+    assert reply.json()["error"]["leg"] == "decode"
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/embeddings", "/score"])
+@pytest.mark.parametrize("body", [b'{"id":"r","choices":[],"output":[]}', b"[]"])
+async def test_other_routes_may_answer_without_choices(odd: Rig, path: str, body: bytes) -> None:
+    odd.decode.answer = odd.prefill.answer = whole(body)
+    reply = await odd.post(path, input="x")
+    assert (reply.status_code, reply.content) == (200, body)
+
+
+async def test_events_with_an_answer_in_them_are_one(odd: Rig) -> None:
+    odd.decode.answer = whole(b": ping\n\n" + EVENT + DONE)
+    reply = await odd.post()
+    assert (reply.status_code, reply.content) == (200, b": ping\n\n" + EVENT + DONE)
 
 
 @pytest.mark.parametrize("length", [0, 20, len(ANSWER) - 1])
@@ -310,6 +279,15 @@ async def test_a_stream_that_begins_with_its_failure_has_a_status(odd: Rig, firs
     reply = await odd.post(stream=True)
     assert reply.status_code == 502
     assert reply.json()["error"]["leg"] == "decode"
+
+
+@pytest.mark.parametrize("blanks", ["", " ", "  "])
+async def test_an_event_whose_error_is_null_is_no_failure(odd: Rig, blanks: str) -> None:
+    event = f'data: {{"error":{blanks}null, "choices": [{{"index": 0, "text": "x"}}]}}\n\n'.encode()
+    odd.decode.answer = chunked(event, EVENT, event, DONE)
+    reply = await odd.post(stream=True)
+    assert (reply.status_code, reply.content) == (200, event + EVENT + event + DONE)
+    assert odd.gateway.stats.failed == odd.gateway.stats.worker("d1").failures == 0
 
 
 @pytest.mark.parametrize(("code", "failures"), [(500, 1), (400, 0)])

@@ -19,6 +19,7 @@ from reported import ended
 from controlplane.core.health import FailedLeg
 from controlplane.gateway.app import Gateway
 from controlplane.gateway.settings import Settings, Timeouts
+from workers.engines.emulated.http import Exchange
 
 MODEL = "foreign"
 Eventually = Callable[..., Awaitable[Any]]
@@ -156,6 +157,28 @@ async def test_a_failed_leg_2_ends_leg_1_and_both_go_out_again_elsewhere(
         assert rig.gateway.stats.worker("p1").failures == 0
         assert rig.gateway.cluster.health.is_sound is False  # of d2, and of it alone
         assert not rig.gateway.cluster.health.is_paused("p1", time.monotonic())
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_leg_2_that_answers_nothing_while_leg_1_runs_sends_both_out_again(
+    tmp_path: Path, eventually: Eventually, stream: bool
+) -> None:
+    async def says_nothing(exchange: Exchange, _: dict[str, Any]) -> None:
+        exchange.send(200, {"id": "cmpl-1", "object": "text_completion", "choices": []})
+
+    async with running(tmp_path, eventually, "prefill", "decode", "decode") as rig:
+        rig.engines["d2"]._decode = says_nothing  # type: ignore[method-assign]
+        rig.engines["p1"].gate.clear()
+        asked = asyncio.create_task(rig.complete(stream=stream))
+        await eventually(lambda: len(rig.engines["p1"].bodies) == 2, "leg 1 came again")
+        rig.engines["p1"].gate.set()
+        reply = await asked
+        assert (reply.status_code, b"choices" in reply.content) == (200, True)
+        assert rig.transfers("p1")[1:] == rig.transfers("d3")
+        assert len(set(rig.transfers("p1"))) == 2
+        stats = rig.gateway.stats
+        assert (stats.retries_decode, stats.worker("d2").failures) == (1, 1)
+        assert stats.worker("p1").failures == stats.worker("d3").failures == 0
 
 
 @pytest.mark.parametrize("stream", [False, True])
