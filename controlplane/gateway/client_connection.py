@@ -106,7 +106,9 @@ class ClientConnection(asyncio.Protocol):
         self._put = writer_of(made)
         self.since = self.loop.time()
         if not self._server.add(self):
-            self._refuse(503, "the gateway has too many connections; try again", "connections")
+            most = self._limits.max_connections
+            message = f"{most} clients are connected, the most of this gateway (--max-connections)"
+            self._refuse(503, f"{message}; try again, or raise it", "connections", 1)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = self._put = None

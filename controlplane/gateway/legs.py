@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 
 import msgspec
 
-from controlplane.gateway.answers import AnswerError
+from controlplane.gateway.answers import AnswerError, error_body
 from controlplane.gateway.asked import Asked
 from controlplane.gateway.encodings import TooLargeError, inflate, is_undone
 from controlplane.gateway.request_headers import IS_TOLD, TOLD
@@ -61,9 +61,21 @@ class WorkerAnswer(msgspec.Struct, frozen=True, gc=False):
 class ClientFault(Exception):  # noqa: N818 - an answer, not a failure of ours
     """The engine refused the request: its answer is the client's, unchanged (I7)."""
 
-    def __init__(self, answer: WorkerAnswer) -> None:
+    def __init__(self, answer: WorkerAnswer, worker_id: str) -> None:
         super().__init__(answer.status)
         self.answer = answer
+        self.worker_id = worker_id
+
+    def said(self, request_id: str, leg: str = "") -> WorkerAnswer:
+        """Words of ours where the engine gave none."""
+        answer, name = self.answer, self.worker_id
+        if answer.body.strip():
+            return answer
+        what = f"the {leg} leg of request {request_id}" if leg else f"request {request_id}"
+        message = f"worker {name} refused {what} with status {answer.status} and gave no reason"
+        about = {"request_id": request_id, "leg": leg, "worker": name}
+        body = error_body(answer.status, f"{message}; see its log", "refused", None, about)
+        return WorkerAnswer(answer.status, b"application/json", answer.headers, body)
 
 
 class PrefillReply(msgspec.Struct, frozen=True, gc=False):
@@ -125,18 +137,18 @@ class LegSender:
         except UpstreamError as error:
             raise _leg_error(error) from error
         try:
-            first = await self._first_piece(reply, seconds)
+            first = await self._first_piece(leg, reply, seconds)
         except BaseException:
             reply.abort()
             raise
         return reply, first
 
-    async def _first_piece(self, reply: Reply, seconds: float) -> bytes:
+    async def _first_piece(self, leg: LegRequest, reply: Reply, seconds: float) -> bytes:
         if reply.status != 200:
-            await self._whole(reply, seconds)  # raises for 4xx and 5xx
+            await self._whole(leg, reply, seconds)  # raises for 4xx and 5xx
             raise LegError(f"answered {reply.status} to a stream", 502, unreachable=False)
         if is_no_stream(reply):
-            answer = await self._whole(reply, seconds)
+            answer = await self._whole(leg, reply, seconds)
             check_answer(reply, answer)
             return answer
         try:
@@ -163,19 +175,19 @@ class LegSender:
                 answer = await self._read(reply, seconds)
         except UpstreamError as error:
             raise _leg_error(error) from error
-        return reply, self._checked(reply, answer)
+        return reply, self._checked(leg, reply, answer)
 
-    async def _whole(self, reply: Reply, seconds: float) -> bytes:
+    async def _whole(self, leg: LegRequest, reply: Reply, seconds: float) -> bytes:
         try:
             body = await self._read(reply, seconds)
         except UpstreamError as error:
             raise _leg_error(error) from error
-        return self._checked(reply, body)
+        return self._checked(leg, reply, body)
 
     async def _read(self, reply: Reply, seconds: float) -> bytes:
         return await reply.whole(self._limits.max_reply_bytes, seconds, self._timeouts.idle)
 
-    def _checked(self, reply: Reply, body: bytes) -> bytes:
+    def _checked(self, leg: LegRequest, reply: Reply, body: bytes) -> bytes:
         """The body, unpacked, of a 200; raises for anything else."""
         status, encoding = reply.status, reply.headers.get(b"content-encoding")
         if encoding is not None and is_undone(encoding):
@@ -192,7 +204,7 @@ class LegSender:
             place = reply.headers.get(b"location", b"")[:MAX_SHOWN].decode(errors="replace")
             message = f"answered {status}" + (f", pointing to {place}" if place else "")
             raise LegError(message, 502, unreachable=False, answered=True)
-        raise ClientFault(_worker_answer(reply, body))
+        raise ClientFault(_worker_answer(reply, body), leg.worker.row.id)
 
     def _inflated(self, body: bytes) -> bytes:
         try:
