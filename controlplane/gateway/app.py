@@ -56,6 +56,7 @@ from controlplane.gateway.routes import (
     WHOLE,
     check_not_stored,
     model_of_form,
+    path_of,
 )
 from controlplane.gateway.running import Context
 from controlplane.gateway.scheduling import Scheduler
@@ -230,8 +231,8 @@ class Gateway:
     async def handle(self, request: Request) -> None:
         """The server's handler."""
         path = request.path
-        if path not in SPLIT:  # the usual ones have no query
-            path = path.partition(b"?")[0]
+        if path not in SPLIT:  # the usual ones are nothing but that
+            path = path_of(path)
         if request.method != b"POST" or path not in POSTED:
             if path.startswith(PLACE_PATH):
                 await self._would_place(request, path)
