@@ -15,6 +15,7 @@ from controlplane.logs import configure_log
 from controlplane.settings import Settings, make_settings
 from workers.core.errors import ConfigError
 from workers.data_dir import default_data_dir
+from workers.listening import is_hosts_fault
 
 BACKLOG = 1024
 EXIT_FAILED = 1
@@ -43,11 +44,10 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:
         address = f"{options.host}:{options.port}"
         reason = (error.strerror or str(error)).lower()
-        return _fail(
-            f"cannot listen on {address}: {reason}. Another control plane may run there; "
-            "stop it or choose --port.",
-            EXIT_FAILED,
-        )
+        way_out = "Another control plane may run there; stop it or choose --port."
+        if is_hosts_fault(error):
+            way_out = "Choose an address of this machine: --host."
+        return _fail(f"cannot listen on {address}: {reason}. {way_out}", EXIT_FAILED)
     with listener:
         return _serve(settings, listener)
 

@@ -1,6 +1,13 @@
 """Ending an asyncio server without losing what was on its way in."""
 
 import asyncio
+import socket
+from errno import EADDRNOTAVAIL
+
+
+def is_hosts_fault(error: OSError) -> bool:
+    """Whether another port would not help: the address is none of this machine's, or no name of one."""
+    return isinstance(error, socket.gaierror) or error.errno == EADDRNOTAVAIL
 
 
 async def stop_listening(server: asyncio.Server) -> None:

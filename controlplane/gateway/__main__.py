@@ -19,6 +19,7 @@ from controlplane.gateway.upstream import check_url
 from controlplane.logs import configure_log
 from workers.core.errors import ConfigError
 from workers.core.hosts import is_anywhere
+from workers.listening import is_hosts_fault
 from workers.process import die_with_parent
 
 log = structlog.get_logger(__name__)
@@ -188,7 +189,10 @@ def main(argv: list[str] | None = None) -> int:
         print(error, file=sys.stderr)  # noqa: T201 - a CLI's error
         return 2
     except OSError as error:
-        print(f"cannot listen: {error}. Free the port or choose another: --port", file=sys.stderr)  # noqa: T201 - a CLI's error
+        way_out = "Free the port or choose another: --port"
+        if is_hosts_fault(error):
+            way_out = "Choose an address of this machine: --host"
+        print(f"cannot listen: {error}. {way_out}", file=sys.stderr)  # noqa: T201 - a CLI's error
         return 1
     return 0
 

@@ -105,7 +105,7 @@ def error_body(
     """JSON of an error object; what `about` says of request, leg and worker beside."""
     error = {
         "message": message,
-        "type": _TYPES.get(status, "internal_error"),
+        "type": _TYPES.get(status, "internal_error" if status >= 500 else "invalid_request_error"),
         "param": param,
         "code": code,
         **{name: value for name, value in about.items() if value},

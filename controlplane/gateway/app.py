@@ -44,7 +44,7 @@ from controlplane.gateway.operators import Operators, check_operator
 from controlplane.gateway.passing import Passed, Passing
 from controlplane.gateway.priors import read_geometry
 from controlplane.gateway.prober import Prober
-from controlplane.gateway.prompts import Tokenizers, prompt_chars
+from controlplane.gateway.prompts import Tokenizers, num_ids, prompt_chars
 from controlplane.gateway.records import Records
 from controlplane.gateway.reports import Reporter
 from controlplane.gateway.rereading import Rereading
@@ -56,6 +56,7 @@ from controlplane.gateway.routes import (
     WHOLE,
     check_not_stored,
     model_of_form,
+    path_of,
 )
 from controlplane.gateway.running import Context
 from controlplane.gateway.scheduling import Scheduler
@@ -230,8 +231,8 @@ class Gateway:
     async def handle(self, request: Request) -> None:
         """The server's handler."""
         path = request.path
-        if path not in SPLIT:  # the usual ones have no query
-            path = path.partition(b"?")[0]
+        if path not in SPLIT:  # the usual ones are nothing but that
+            path = path_of(path)
         if request.method != b"POST" or path not in POSTED:
             if path.startswith(PLACE_PATH):
                 await self._would_place(request, path)
@@ -304,8 +305,9 @@ class Gateway:
         applied = with_rules(body, forms) if forms and not passed else []
         longest = self.cluster.models[model].max_model_len  # it may be gone after the wait
         prompts = None if passed else await self._tokens(body, model)
-        if longest is not None and prompts is not None:
-            body.is_refused = max(map(len, prompts), default=0) + body.output_cap > longest
+        if longest is not None:
+            length = num_ids(body) if prompts is None else max(map(len, prompts), default=0)
+            body.is_refused = length + body.output_cap > longest
         request_id = self._new_id()
         rules = self.cluster.policies(model).admission
         standing = rules.standing(tenant, read_priority(request.headers), key.max_priority)

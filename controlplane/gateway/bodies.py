@@ -31,6 +31,9 @@ _IF_TRUE = ("echo", "prompt_embeds", "use_beam_search", "ec_transfer_params")
 _WHOLE_ON_DECODE = frozenset((*_IF_TRUE, "prompt_logprobs", "truncate_prompt_tokens"))
 _MEDIA = ("image_url", "video_url", "audio_url")
 _USUAL_STARTS = (b"{", b" ", b"\n", b"\r", b"\t", b"[")
+_HALF_PAIR: Final = re.compile(
+    rb"(?<!\\)(?:\\\\)*\\u[dD][89abAB][0-9a-fA-F]{2}(?=[^\\]{0,4}}\s*\Z)", re.DOTALL
+)
 _YES = frozenset(("true", "1", "yes", "y", "on", "t"))
 Session = Literal["", "continue", "over"]
 _LABEL: Final = re.compile(rb"[a-z0-9._-]{1,32}")
@@ -99,7 +102,8 @@ def parse(raw: bytes, *, chat: bool, passed: bool = False) -> ClientBody:
     try:
         fields = _decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise AnswerError(400, f"the body is no valid JSON: {error}", "malformed_json") from None
+        message = f"the body is no valid JSON: {_half_pair(raw, error) or error}"
+        raise AnswerError(400, message, "malformed_json") from None
     except RecursionError:
         raise AnswerError(400, "the body is nested too deeply", "malformed_json") from None
     if not isinstance(fields, dict):
@@ -109,6 +113,16 @@ def parse(raw: bytes, *, chat: bool, passed: bool = False) -> ClientBody:
     stream = fields.get("stream")
     is_stream = stream is True or (stream is not None and is_yes(stream))
     return ClientBody(raw, fields, chat, passed, is_stream)
+
+
+def _half_pair(raw: bytes, error: Exception) -> str:
+    """Half of a surrogate pair so near the end that the reader takes the body for a part of one."""
+    found = _HALF_PAIR.search(raw, max(0, len(raw) - 64))
+    if found is None or "truncated" not in str(error):
+        return ""
+    return (
+        f"JSON is malformed: unexpected end of escaped utf-16 surrogate pair (byte {found.end()})"
+    )
 
 
 def with_rules(body: ClientBody, rules: Sequence[Rule]) -> list[Rule]:

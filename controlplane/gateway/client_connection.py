@@ -106,7 +106,9 @@ class ClientConnection(asyncio.Protocol):
         self._put = writer_of(made)
         self.since = self.loop.time()
         if not self._server.add(self):
-            self._refuse(503, "the gateway has too many connections; try again", "connections")
+            most = self._limits.max_connections
+            message = f"{most} clients are connected, the most of this gateway (--max-connections)"
+            self._refuse(503, f"{message}; try again, or raise it", "connections", 1)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = self._put = None
@@ -282,6 +284,16 @@ class ClientConnection(asyncio.Protocol):
     def is_busy(self) -> bool:
         return self._task is not None
 
+    @property
+    def is_lingering(self) -> bool:
+        """Refused, and open for a moment so that the client can read why."""
+        return self._refused and self._task is None
+
+    @property
+    def is_arriving(self) -> bool:
+        """A part of a request has come (of one that came behind another, some header)."""
+        return self._reading or bool(self._headers)
+
     def respond(
         self, status: int, body: bytes, content_type: bytes = JSON_TYPE, headers: bytes = b""
     ) -> None:
@@ -406,14 +418,14 @@ class ClientConnection(asyncio.Protocol):
 
     # --- refusing ---
 
-    def _refuse(self, status: int, message: str, code: str) -> None:
+    def _refuse(self, status: int, message: str, code: str, retry_after: int | None = None) -> None:
         """Answer what cannot be handled and close."""
         self._refused = True
         log.info("request_refused", status=status, reason=message)
         if self._transport is None:
             return
         if self._task is None:
-            error = AnswerError(status, message, code)
+            error = AnswerError(status, message, code, retry_after=retry_after)
             headers = error.headers() + b"connection: close\r\n"
             self._request = None
             self.respond(status, error.body(), headers=headers)
@@ -451,9 +463,14 @@ class ClientConnection(asyncio.Protocol):
             self._transport.close()
 
     def drain(self) -> None:
-        """No further request; an idle connection closes now."""
+        """No further request; an idle connection closes now, one with half a request is told why."""
         self._must_close()
-        if self._task is None and self._transport is not None:
+        if self._task is not None or self._transport is None or self._refused:
+            return
+        if self.is_arriving:
+            error = StoppingError()
+            self._refuse(error.status, error.message, error.code, error.retry_after)
+        else:
             self._transport.close()
 
     def cancel(self) -> None:

@@ -1,7 +1,7 @@
 """The cluster as this gateway knows it: the last view, and what each worker has shown so far."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from random import Random
 from time import monotonic
 from typing import Any
@@ -265,10 +265,24 @@ class Cluster:
 
     def has_ready(self, model: str, role: str) -> bool:
         """Whether such a worker is registered and ready, whatever its recent failures."""
-        return any(
-            row.model == model and row.role in (role, "both") and row.state == "ready"
-            for row in self.view.workers
-        )
+        return bool(self._ready_ids(model, (role,)))
+
+    def _ready_ids(self, model: str, roles: Sequence[str]) -> list[str]:
+        return [
+            row.id for row in self.view.workers
+            if row.model == model and row.role in (*roles, "both") and row.state == "ready"
+        ]  # fmt: skip
+
+    def why_nobody(self, model: str, *roles: str) -> str:
+        """Takes a leg of these roles."""
+        now = monotonic()
+        ready = self._ready_ids(model, roles)
+        paused = [name for name in ready if self.health.is_paused(name, now)]
+        if paused:
+            return f"paused after failures: {', '.join(paused)}"
+        if not any(self.has_role(model, role) for role in roles):
+            return f"none is registered; add a worker of role {', '.join(roles)} or both"
+        return "none is ready"
 
     def by_node(self) -> dict[str, list[WorkerState]]:
         """Made anew each time."""

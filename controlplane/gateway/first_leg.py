@@ -9,7 +9,14 @@ from controlplane.core.lifecycle import PrefillEnded, PrefillStarted
 from controlplane.core.routing import Priced
 from controlplane.gateway.bodies import Holder, KvParams, ours, prefill_leg
 from controlplane.gateway.learning import expect, prefill_lesson
-from controlplane.gateway.legs import LegError, LegRequest, PrefillReply, leg_head, request_of
+from controlplane.gateway.legs import (
+    ClientFault,
+    LegError,
+    LegRequest,
+    PrefillReply,
+    leg_head,
+    request_of,
+)
 from controlplane.gateway.running import Running
 from controlplane.gateway.worker_state import WorkerState
 
@@ -64,6 +71,14 @@ def served(run: Running, worker: WorkerState, priced: Priced, reply: PrefillRepl
         run.context.cluster.health.served(worker.row.id)
         run.leg_served("prefill")
     take(run, worker, priced, reply)
+
+
+def may_be_of_length(run: Running, fault: ClientFault) -> bool:
+    """Whether leg 1 may have been refused for a length that was not known before it was sent."""
+    if fault.answer.status != 400:
+        return False
+    model = run.context.cluster.models.get(run.asked.model)
+    return run.asked.prompts is None or model is None or model.max_model_len is None
 
 
 def params(run: Running, worker: WorkerState, priced: Priced) -> KvParams | None:

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 
 import msgspec
 
-from controlplane.gateway.answers import AnswerError
+from controlplane.gateway.answers import AnswerError, error_body
 from controlplane.gateway.asked import Asked
 from controlplane.gateway.encodings import TooLargeError, inflate, is_undone, peek
 from controlplane.gateway.events import (
@@ -71,9 +71,21 @@ class WorkerAnswer(msgspec.Struct, frozen=True, gc=False):
 class ClientFault(Exception):  # noqa: N818 - an answer, not a failure of ours
     """The engine refused the request: its answer is the client's, unchanged (I7)."""
 
-    def __init__(self, answer: WorkerAnswer) -> None:
+    def __init__(self, answer: WorkerAnswer, worker_id: str) -> None:
         super().__init__(answer.status)
         self.answer = answer
+        self.worker_id = worker_id
+
+    def said(self, request_id: str, leg: str = "") -> WorkerAnswer:
+        """Words of ours where the engine gave none."""
+        answer, name = self.answer, self.worker_id
+        if answer.body.strip():
+            return answer
+        what = f"the {leg} leg of request {request_id}" if leg else f"request {request_id}"
+        message = f"worker {name} refused {what} with status {answer.status} and gave no reason"
+        about = {"request_id": request_id, "leg": leg, "worker": name}
+        body = error_body(answer.status, f"{message}; see its log", "refused", None, about)
+        return WorkerAnswer(answer.status, b"application/json", answer.headers, body)
 
 
 class PrefillReply(msgspec.Struct, frozen=True, gc=False):
@@ -136,18 +148,20 @@ class LegSender:
         except UpstreamError as error:
             raise leg_error(error) from error
         try:
-            first = await self._first_piece(reply, seconds, is_split=is_split)
+            first = await self._first_piece(leg, reply, seconds, is_split=is_split)
         except BaseException:
             reply.abort()
             raise
         return reply, first
 
-    async def _first_piece(self, reply: Reply, seconds: float, *, is_split: bool) -> bytes:
+    async def _first_piece(
+        self, leg: LegRequest, reply: Reply, seconds: float, *, is_split: bool
+    ) -> bytes:
         if reply.status != 200:
-            await self._whole(reply, seconds)  # raises for 4xx and 5xx
+            await self._whole(leg, reply, seconds)  # raises for 4xx and 5xx
             raise LegError(f"answered {reply.status} to a stream", 502, unreachable=False)
         if is_no_stream(reply):
-            return await self._whole_answer(reply, b"", seconds, is_split=is_split)
+            return await self._whole_answer(leg, reply, b"", seconds, is_split=is_split)
         try:
             first = await reply.first_piece(seconds)
         except UpstreamError as error:
@@ -160,16 +174,16 @@ class LegSender:
         if b"content-encoding" not in reply.headers:
             first = await self._first_event(reply, first, seconds, is_split=is_split)
         if is_no_stream(reply, _plain(reply, first), is_split=is_split):
-            return await self._whole_answer(reply, first, seconds, is_split=is_split)
+            return await self._whole_answer(leg, reply, first, seconds, is_split=is_split)
         _check_first(past_comments(first))
         return first
 
     async def _whole_answer(
-        self, reply: Reply, begun: bytes, seconds: float, *, is_split: bool
+        self, leg: LegRequest, reply: Reply, begun: bytes, seconds: float, *, is_split: bool
     ) -> bytes:
         """Of a reply that is no stream, of which something may have been read."""
         try:
-            body = self._checked(reply, begun + await self._read(reply, seconds))
+            body = self._checked(leg, reply, begun + await self._read(reply, seconds))
         except UpstreamError as error:
             raise leg_error(error) from error
         check_answer(reply, body, is_object=is_split)
@@ -207,19 +221,19 @@ class LegSender:
                 answer = await self._read(reply, seconds)
         except UpstreamError as error:
             raise leg_error(error) from error
-        return reply, self._checked(reply, answer)
+        return reply, self._checked(leg, reply, answer)
 
-    async def _whole(self, reply: Reply, seconds: float) -> bytes:
+    async def _whole(self, leg: LegRequest, reply: Reply, seconds: float) -> bytes:
         try:
             body = await self._read(reply, seconds)
         except UpstreamError as error:
             raise leg_error(error) from error
-        return self._checked(reply, body)
+        return self._checked(leg, reply, body)
 
     async def _read(self, reply: Reply, seconds: float) -> bytes:
         return await reply.whole(self._limits.max_reply_bytes, seconds, self._timeouts.idle)
 
-    def _checked(self, reply: Reply, body: bytes) -> bytes:
+    def _checked(self, leg: LegRequest, reply: Reply, body: bytes) -> bytes:
         """The body, unpacked, of a 200; raises for anything else."""
         status, encoding = reply.status, reply.headers.get(b"content-encoding")
         if encoding is not None and is_undone(encoding):
@@ -236,7 +250,7 @@ class LegSender:
             place = reply.headers.get(b"location", b"")[:MAX_SHOWN].decode(errors="replace")
             message = f"answered {status}" + (f", pointing to {place}" if place else "")
             raise LegError(message, 502, unreachable=False, answered=True)
-        raise ClientFault(_worker_answer(reply, body))
+        raise ClientFault(_worker_answer(reply, body), leg.worker.row.id)
 
     def _inflated(self, body: bytes) -> bytes:
         try:

@@ -141,7 +141,7 @@ class Passing:
             raise
         except ClientFault as fault:
             health.served(name)
-            return fault.answer
+            return fault.said(passed.request_id)
         except asyncio.CancelledError:
             health.no_verdict(name)
             raise
@@ -172,7 +172,8 @@ class Passing:
         """The one with least to do."""
         found = self._others(model, tried)
         if not found:
-            message = f"no worker of model {model} takes requests"
+            why = self._cluster.why_nobody(model, "prefill", "decode")
+            message = f"no worker of model {model} takes requests: {why}"
             raise AnswerError(503, message, "no_worker", retry_after=1)
         best = min(found, key=self._load)
         if self.busy[best.row.id] >= MAX_BUSY:

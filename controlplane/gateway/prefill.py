@@ -5,9 +5,17 @@ from time import monotonic
 from controlplane.core.handshake import at_once, is_taken_once, pairs
 from controlplane.core.routing import Priced
 from controlplane.gateway import turns
-from controlplane.gateway.first_leg import begin, failed, leg_of, params, served
+from controlplane.gateway.first_leg import (
+    PREFILL_ENDED,
+    begin,
+    failed,
+    leg_of,
+    may_be_of_length,
+    params,
+    served,
+)
 from controlplane.gateway.hedging import hedged
-from controlplane.gateway.legs import LegError, PrefillReply, prefill_reply
+from controlplane.gateway.legs import ClientFault, LegError, PrefillReply, prefill_reply
 from controlplane.gateway.running import Running
 from controlplane.gateway.together import together
 from controlplane.gateway.worker_state import WorkerState
@@ -83,19 +91,32 @@ async def _try(run: Running, worker: WorkerState, priced: Priced) -> PrefillRepl
     if not context.cluster.dispatch.holds(run.asked.request_id, row.id):
         turns.again(run, priced)
     leg = leg_of(run, worker, params(run, worker, priced))
-    if run.plan.policies.scheduling.hedge.after_seconds and run.decision.hedge is None:
-        begin(run, worker, priced)
-        return await hedged(run, leg, priced)
-    with leg.send_now():
-        begin(run, worker, priced)
     try:
+        if run.plan.policies.scheduling.hedge.after_seconds and run.decision.hedge is None:
+            begin(run, worker, priced)
+            return await hedged(run, leg, priced)
+        with leg.send_now():
+            begin(run, worker, priced)
         _, answer = await context.sender.exchange(leg, context.settings.timeouts.prefill)
         reply = prefill_reply(answer, foreign=row.handshake == "nixl")
     except LegError as error:
         failed(run, worker, error)
         return None
+    except ClientFault as fault:
+        if not may_be_of_length(run, fault):
+            raise
+        return _in_its_own_words(run, worker)
     served(run, worker, priced, reply)
     return reply
+
+
+def _in_its_own_words(run: Running, worker: WorkerState) -> PrefillReply:
+    """Leg 1 was refused, in numbers that its client never sent: decode gets the client's own."""
+    run.context.cluster.health.no_verdict(worker.row.id)
+    run.step(PREFILL_ENDED)
+    run.context.cluster.dispatch.leave(run.asked.request_id)
+    run.outcome.decode_side = True
+    return _NO_PREFILL
 
 
 def _on_decode_side(run: Running) -> PrefillReply:

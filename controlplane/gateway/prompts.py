@@ -219,6 +219,19 @@ def prompt_chars(body: ClientBody, most: int) -> int:
     return beside + sum(map(_message_chars, messages))
 
 
+def num_ids(body: ClientBody) -> int:
+    """Of the longest prompt that came as token ids, which have a length without a tokenizer."""
+    fields = body.fields
+    prompt = fields.get("prompt")
+    if body.chat or body.passed or not isinstance(prompt, list) or not prompt:
+        return 0
+    if any(fields.get(name) is not None for name in _UNKNOWN_LENGTH):
+        return 0
+    if type(prompt[0]) is int:
+        return len(prompt)
+    return max(len(ids) if isinstance(ids, list) else 0 for ids in prompt)
+
+
 def _beside_chars(message: object, most: int) -> int:
     """What templates make of a message's other fields."""
     if not isinstance(message, dict):

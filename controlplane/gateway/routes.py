@@ -36,7 +36,18 @@ SALTED: Final = frozenset((
 
 POSTED: Final = frozenset((*SPLIT, *WHOLE, *ANYWHERE))
 _STORED: Final = re.compile(rb"/v1/responses/[^/]+(/cancel)?")
+_AUTHORITY: Final = re.compile(rb"https?://[^/?#]*", re.IGNORECASE)
 _FORM_MODEL: Final = re.compile(rb'name="model"\r\n(?:[^\r\n]+\r\n)*\r\n([^\r\n]{1,512})\r\n')
+
+
+def path_of(target: bytes) -> bytes:
+    """Without a query, and without the scheme and authority that servers have to take, too
+    (RFC 9112, 3.2.2)."""
+    if not target.startswith(b"/"):
+        found = _AUTHORITY.match(target)
+        if found is not None:
+            target = target[found.end() :]
+    return target.partition(b"?")[0]
 
 
 def check_not_stored(path: bytes) -> None:

@@ -30,7 +30,7 @@ from controlplane.gateway.asked import Asked
 from controlplane.gateway.bodies import KvParams
 from controlplane.gateway.bootstraps import Bootstraps
 from controlplane.gateway.cluster import Cluster
-from controlplane.gateway.legs import ClientFault, LegError, LegSender, WorkerAnswer
+from controlplane.gateway.legs import ClientFault, LegError, LegSender
 from controlplane.gateway.outcome import Outcome
 from controlplane.gateway.records import Joining, Records
 from controlplane.gateway.results import new_decision
@@ -167,9 +167,11 @@ class Running:
         self.context.stats.failed += 1
         self.step(_FAILED)
 
-    def refused_by_engine(self, answer: WorkerAnswer) -> None:
+    def refused_by_engine(self, fault: ClientFault) -> None:
         """A 4xx of the engine: unchanged to the client, no failure of a worker (I7)."""
         decision = self.decision
+        is_second = self.life.is_decoding and fault.worker_id == decision.decode_worker
+        answer = fault.said(self.asked.request_id, "decode" if is_second else "prefill")
         self.context.stats.client_errors += 1
         self._no_verdict()
         decision.status, decision.http_status = "failed", answer.status

@@ -37,9 +37,11 @@ class Server:
 
     def remove(self, connection: ClientConnection) -> None:
         self.connections.discard(connection)
+        if connection.is_lingering:
+            self.request_ended()
 
     def request_ended(self) -> None:
-        if self.draining and not any(connection.is_busy for connection in self.connections):
+        if self.draining and not any(one.is_busy or one.is_lingering for one in self.connections):
             self._all_idle.set()
 
     async def start(self, host: str, port: int) -> None:

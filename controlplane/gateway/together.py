@@ -45,6 +45,8 @@ from controlplane.gateway.worker_state import WorkerState
 
 USAGE_SECONDS = 1.0
 """How long a whole answer waits for leg 1's, for what that says of the prompt's tokens."""
+WORDS_SECONDS = 1.0
+"""How long leg 1's refusal waits for leg 2's."""
 _DECODE_RETRIED = DecodeRetried()
 _NOT_PARSED = re.compile(rb'"message": ?"\d+ validation error')
 """vLLM's answer to a body that its connector has never seen; to what it refuses later on, the
@@ -111,6 +113,8 @@ class _Pair:
         first, second = self._send(decode, transfer_id)
         try:
             await asyncio.wait((first, second), return_when=asyncio.FIRST_COMPLETED)
+            if self._may_be_of_length(first):
+                await self._hear(second)
             if not second.done():
                 self._take_first(first)
                 await asyncio.wait((second,))
@@ -153,6 +157,16 @@ class _Pair:
         reply, answer = await context.sender.exchange(leg, context.settings.timeouts.whole_reply)
         check_answer(reply, answer, is_object=not self._run.asked.body.passed)
         return reply, answer
+
+    def _may_be_of_length(self, first: "asyncio.Task[PrefillReply]") -> bool:
+        error = first.exception() if first.done() and not first.cancelled() else None
+        return isinstance(error, ClientFault) and first_leg.may_be_of_length(self._run, error)
+
+    async def _hear(self, second: "asyncio.Task[tuple[Reply, bytes]]") -> None:
+        """Leg 2 has the client's own numbers. Raises its `ClientFault`."""
+        await asyncio.wait((second,), timeout=WORDS_SECONDS)
+        if second.done() and isinstance(second.exception(), ClientFault):
+            second.result()
 
     def _take_first(self, first: "asyncio.Task[PrefillReply]") -> None:
         """Leg 1 is over, and leg 2 has shown nothing yet. Raises `_PrefillError`, `ClientFault`."""

@@ -39,7 +39,7 @@ async def walk(context: Context, asked: Asked) -> None:
         run.fail(error)
         raise
     except ClientFault as fault:
-        run.refused_by_engine(fault.answer)
+        run.refused_by_engine(fault)
     except asyncio.CancelledError:
         if run.cause is None:
             run.client_left()
@@ -59,7 +59,7 @@ def _interrupted(run: Running, cause: AnswerError | ClientFault) -> None:
     if run.life.state in ENDS:
         return
     if isinstance(cause, ClientFault):
-        run.refused_by_engine(cause.answer)
+        run.refused_by_engine(cause)
         return
     if isinstance(cause, CancelledByOperatorError):
         run.cancelled(cause)
@@ -138,13 +138,8 @@ async def _wait_for_slot(run: Running) -> str:
 
 
 def _nobody(run: Running, role: str) -> AnswerError:
-    cluster, model = run.context.cluster, run.asked.model
-    now = monotonic()
-    why = "none is ready"
-    if cluster.has_ready(model, role):
-        why = f"paused after failures: {', '.join(cluster.health.paused(now))}"
-    elif not cluster.has_role(model, role):
-        why = f"none is registered; add a worker of role {role} or both"
+    model = run.asked.model
+    why = run.context.cluster.why_nobody(model, role)
     message = f"no {role} worker of model {model} takes requests: {why}"
     run.decision.failed_leg = "decode"
     return AnswerError(503, message, f"no_{role}_worker", retry_after=1)

@@ -143,6 +143,7 @@ def test_it_stops_at_once_with_streams_and_long_polls_open(tmp_path):
         (["--token-file", "/proc/1/nothing/token"], 2, "--token-file"),
         (["--port", "99999"], 2, "--port = 99999"),
         (["--host", "256.1.1.1"], 1, "cannot listen on 256.1.1.1"),
+        (["--host", "192.0.2.1"], 1, "Choose an address of this machine: --host."),
     ],
 )
 def test_what_cannot_work_is_one_line_and_a_code(tmp_path, capsys, arguments, code, words):

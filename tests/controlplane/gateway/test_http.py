@@ -417,6 +417,53 @@ async def test_who_outlasts_the_drain_is_told_so(rig: Any, eventually: Any, stre
     assert "being stopped" in record.error
 
 
+@pytest.mark.parametrize("sent", [
+    b"POST /v1/comp",
+    post(b"")[:-2],
+    post(b"x" * 10_000_000)[:1000],
+    b"GET /livez HTTP/1.1\r\nhost: x\r\n\r\n" + post(b"x" * 1000)[:200],
+])  # fmt: skip
+@pytest.mark.parametrize("goes_on", [False, True])
+async def test_a_request_that_arrives_while_the_gateway_stops_is_told_so(
+    rig: Any, eventually: Any, sent: bytes, goes_on: bool
+) -> None:
+    await rig.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", rig.gateway.server.port)
+    writer.write(sent)
+    before = b""
+    if sent.startswith(b"GET"):
+        before = await reader.readuntil(b'{"status":"ok"}')
+    await eventually(lambda: any(one.is_arriving for one in rig.gateway.server.connections))
+    stopping = asyncio.create_task(rig.gateway.stop(drain_seconds=0.5))
+    if goes_on:  # what stands unread when a socket is closed would take the answer away
+        connections = rig.gateway.server.connections
+        await eventually(lambda: any(one.is_lingering for one in connections))
+        writer.write(b"x" * 3_000_000)
+        await asyncio.sleep(0.2)
+    async with asyncio.timeout(10):
+        answer = await reader.read()
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 503"), (before, answer)
+    assert b"retry-after: 1" in head
+    assert b"connection: close" in head
+    assert json.loads(body)["error"]["code"] == "stopping"
+    writer.close()
+    async with asyncio.timeout(10):
+        await stopping
+
+
+async def test_who_does_not_read_that_the_gateway_stops_holds_it_up_for_a_moment_only(
+    rig: Any, eventually: Any
+) -> None:
+    await rig.start()
+    _, writer = await asyncio.open_connection("127.0.0.1", rig.gateway.server.port)
+    writer.write(b"POST /v1/comp")
+    await eventually(lambda: any(one.is_arriving for one in rig.gateway.server.connections))
+    async with asyncio.timeout(10):
+        await rig.gateway.stop(drain_seconds=60)
+    writer.close()
+
+
 async def test_what_a_broken_transport_is_still_given_is_dropped(rig: Any) -> None:
     """uvloop closes it a moment before `connection_lost`, and then raises at every write."""
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
+
+from workers.engines.emulated.faults import Faults
 
 PROMPT = "the quick brown fox jumps over the lazy dog " * 20
 
@@ -220,3 +223,68 @@ async def test_a_required_tool_call_does_not_break_the_one_token_leg(rig: Any) -
     assert response.status_code == 200
     assert rig.prefill_bodies()[0]["tool_choice"] == "none"
     assert rig.decode_bodies()[0]["tool_choice"] == "required"
+
+
+LONG = "hello " * 20_000
+SAID = [{"role": "user", "content": LONG}]
+
+
+@pytest.mark.parametrize(("path", "body", "cap"), [
+    ("completions", {"prompt": LONG}, 16),
+    ("completions", {"prompt": [LONG, "b"], "max_tokens": 7}, 7),
+    ("completions", {"prompt": [LONG], "max_tokens": 7, "stream": True}, 7),
+    ("completions", {"prompt": [504] * 20_000}, 16),
+    ("completions", {"prompt": [[504], [504] * 20_000], "max_tokens": 9}, 9),
+    ("chat/completions", {"messages": SAID, "max_completion_tokens": 50}, 50),
+    ("chat/completions", {"messages": SAID * 3, "max_tokens": 50}, 50),
+])  # fmt: skip
+@pytest.mark.parametrize("hedge", [False, True])
+async def test_a_prompt_too_long_to_be_counted_is_refused_in_the_clients_own_numbers(
+    rig: Any, path: str, body: dict[str, Any], cap: int, hedge: bool
+) -> None:
+    """Leg 1 asks for one token, of which the client knows nothing."""
+    rig.settings = replace(rig.settings, max_tokenise_chars=1000)
+    spec = {"hedge_prefill_after_s": 0.01, "hedge_max_share": 1.0} if hedge else {}
+    rig.policies = [rig.policy("scheduling", **spec)]
+    await rig.start()
+    response = await rig.client.post(f"/v1/{path}", json={"model": "tiny", **body})
+    assert response.status_code == 400
+    assert f"you requested {cap} output tokens" in response.json()["error"]["message"]
+    assert len(rig.decode_bodies()) == 1
+    assert len(rig.prefill_bodies()) <= 1 + hedge
+    record = await rig.control_plane.ended("failed")
+    assert f"{cap} output tokens" in record.error
+    assert rig.gateway.stats.decode_side_prefills == 0
+    assert rig.gateway.stats.client_errors == 1
+    loads = rig.gateway.cluster.loads()
+    assert not any(load.failures_total for load in loads.values())
+
+
+async def test_what_leg_1_alone_refuses_of_such_a_prompt_decode_serves(rig: Any) -> None:
+    rig.settings = replace(rig.settings, max_tokenise_chars=1000)
+    await rig.start()
+    for name in ("p1", "p2"):
+        rig.api(name).faults.set(Faults(status=400))
+    assert (await rig.complete(prompt=PROMPT * 10, max_tokens=3)).status_code == 200
+    assert len(rig.prefill_bodies()) == 1
+
+
+async def test_the_length_of_token_ids_is_known_without_a_tokenizer(rig: Any) -> None:
+    rig.settings = replace(rig.settings, max_tokenise_chars=1000)
+    await rig.start()
+    assert (await rig.complete(prompt=[504] * 20_000)).status_code == 400
+    assert (await rig.complete(prompt=[[504] * 20_000, [504]])).status_code == 400
+    assert not rig.prefill_bodies()
+    assert (await rig.complete(prompt=[504] * 2000, max_tokens=3)).status_code == 200
+    assert len(rig.prefill_bodies()) == 1
+
+
+@pytest.mark.parametrize(
+    "prompt", [[], [[]], [504] * 2000 + ["a"], [[504], "b" * 2000], ["a", [504] * 2000]]
+)
+async def test_what_is_no_prompt_is_the_engines_to_judge(rig: Any, prompt: Any) -> None:
+    rig.settings = replace(rig.settings, max_tokenise_chars=1000)
+    await rig.start()
+    response = await rig.complete(prompt=prompt)
+    assert response.status_code == 400
+    assert response.json()["error"]["type"] == "BadRequestError"

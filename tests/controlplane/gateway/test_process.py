@@ -180,3 +180,12 @@ def test_a_taken_port_exits_1_and_names_the_way_out() -> None:
         _, error = process.communicate(timeout=60)
     assert process.returncode == 1
     assert "choose another: --port" in error.decode()
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "nosuch.invalid"])
+def test_an_address_of_another_machine_exits_1_and_names_the_option(host: str) -> None:
+    process = start("--host", host, "--port", "0", "--agent", "unix:/nowhere")
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert "Choose an address of this machine: --host" in error.decode()
+    assert "--port" not in error.decode()

@@ -208,6 +208,23 @@ async def test_what_one_engine_refuses_the_client_reads_and_the_other_leg_ends(
         assert sum(worker.failures for worker in rig.gateway.stats.workers.values()) == 0
 
 
+@pytest.mark.parametrize("late", ["p1", "d2"])
+async def test_a_length_that_both_refuse_is_told_in_the_clients_own_numbers(
+    tmp_path: Path, eventually: Eventually, late: str
+) -> None:
+    async with running(tmp_path, eventually, "prefill", "decode") as rig:
+        for name, engine in rig.engines.items():
+            engine.fail_with, engine.says = 400, name
+        rig.engines[late].gate.clear()
+        asked = asyncio.create_task(rig.complete())
+        await eventually(lambda: rig.engines[late].running)
+        await asyncio.sleep(0.05)
+        rig.engines[late].gate.set()
+        reply = await asked
+        assert (reply.status_code, reply.json()["error"]["message"]) == (400, "d2")
+        assert len(rig.engines["p1"].bodies) == len(rig.engines["d2"].bodies) == 1
+
+
 async def test_a28_leg_2_that_breaks_off_after_its_first_byte_is_said_and_ends_leg_1(
     tmp_path: Path, eventually: Eventually
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import time
 from collections.abc import AsyncIterator, Callable
@@ -10,13 +11,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 
 from workers.client import AgentClient
+from workers.core.errors import RefusedError
 from workers.core.hashing import block_hashes, namespace_digest, root_hash
 from workers.core.messages import LookupReply
 from workers.engines.emulated.fleet import Fleet
-from workers.engines.emulated.pool import emulated_namespace
-from workers.engines.emulated.worker import EngineConfig, Transfer, Worker, WorkerSpec
+from workers.engines.emulated.pool import AgentPool, emulated_namespace
+from workers.engines.emulated.worker import EngineConfig, PoolUse, Transfer, Worker, WorkerSpec
 
 CONFIG = EngineConfig("m", prefill_ms_per_token=0.0, decode_ms=0)
 TOKENS = list(range(64 * 6 + 5))
@@ -143,3 +146,44 @@ async def test_one_prompt_in_many_requests_is_predicted_to_hit(fleet: Fleet, tie
     [now] = [point for point in client.stats().whatif if point.capacity_factor == 1.0]
     assert now.hit_rate is not None
     assert now.hit_rate > 0.9
+
+
+async def test_an_agent_that_is_away_is_told_once_and_so_is_its_return(tiered: Any) -> None:
+    """Not by each of a thousand requests: nothing else could be read in the log."""
+    tiered.kill()
+    pool = AgentPool(f"unix:{tiered.socket}", WorkerSpec("p1", "prefill", 0), CONFIG, "emulated")
+    try:
+        for _ in range(2):
+            with structlog.testing.capture_logs() as logs:
+                for _ in range(20):
+                    assert await pool.store(PoolUse(), TOKENS, SALT, leg("prefill")) == 0
+            assert [one["event"] for one in logs] == ["pool_unavailable"]
+            assert str(tiered.socket) in logs[0]["error"]
+            tiered.start()
+            deadline = time.monotonic() + 20.0
+            with structlog.testing.capture_logs() as logs:
+                while not logs:
+                    assert time.monotonic() < deadline
+                    await pool.hint(TOKENS, SALT, "continue")
+                    await asyncio.sleep(0.02)
+                assert await pool.store(PoolUse(), TOKENS, SALT, leg("prefill")) == 6
+            (back,) = logs
+            assert (back["event"], back["worker"]) == ("pool_available", "p1")
+            assert back["missed"] >= 20
+            tiered.kill()
+    finally:
+        await pool.close()
+
+
+async def test_what_an_agent_refuses_is_no_outage(fleet: Fleet, monkeypatch: Any) -> None:
+    pool = worker(fleet, "p1").pool
+    assert isinstance(pool, AgentPool)
+
+    async def refuse() -> None:
+        raise RefusedError("quota", "no room")
+
+    with structlog.testing.capture_logs() as logs:
+        for _ in range(2):
+            await pool._quietly(refuse)
+            await pool.hint(TOKENS, SALT, "continue")
+    assert [one["event"] for one in logs] == ["pool_unavailable"] * 2

@@ -87,6 +87,8 @@ class AgentPool:
         self._slab: Slab | None = None
         self._incarnation = 0
         self._loads = count()
+        self._missed = 0  # since the agent is away
+        self._told = ""  # last, of why
 
     async def load(
         self,
@@ -254,7 +256,20 @@ class AgentPool:
         try:
             await action()
         except (AgentUnavailableError, RefusedError, ProtocolError, OSError) as error:
-            log.warning("pool_unavailable", worker=self._worker_id, error=str(error))
+            self._miss(error)
+        else:
+            if self._missed:
+                log.info("pool_available", worker=self._worker_id, missed=self._missed)
+                self._missed = 0
+
+    def _miss(self, error: Exception) -> None:
+        """An outage is told once, as is what the agent then refuses. Who refuses is not away."""
+        text, is_refusal = str(error), isinstance(error, RefusedError)
+        is_told = self._missed > 0 and (not is_refusal or text == self._told)
+        self._missed += self._missed > 0 or not is_refusal
+        if not is_told:
+            self._told = text
+            log.warning("pool_unavailable", worker=self._worker_id, error=text)
 
     def _hashes(self, tokens: list[int], salt: str) -> list[BlockHash]:
         return block_hashes(root_hash(self._namespace, salt or None, None), tokens,
