@@ -14,6 +14,7 @@ from typing import Any
 import httpx2
 import pytest
 from agent_process import AgentProcess
+from odd_engines import Rig as OddRig
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from controlplane.decisions.schemas import Decision
@@ -321,3 +322,21 @@ def agent(tmp_path: Path) -> Iterator[AgentProcess]:
         yield made
     finally:
         made.close()
+
+
+@pytest.fixture
+async def odd(tmp_path: Path) -> AsyncIterator[OddRig]:
+    """An engine that answers what it is told to, byte by byte, behind a gateway."""
+    made = OddRig(tmp_path / "workers.toml")
+    await made.start()
+    yield made
+    await made.stop()
+
+
+@pytest.fixture
+async def two(tmp_path: Path) -> AsyncIterator[OddRig]:
+    """And a second decode worker, which is sound."""
+    made = OddRig(tmp_path / "workers.toml", second=True)
+    await made.start()
+    yield made
+    await made.stop()

@@ -6,8 +6,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -17,22 +16,6 @@ from controlplane.gateway.upstream import MAX_HEAD_BYTES
 from controlplane.gateway.worker_connection import MAX_FIELD_BYTES
 
 Eventually = Callable[..., Awaitable[Any]]
-
-
-@pytest.fixture
-async def odd(tmp_path: Path) -> AsyncIterator[Rig]:
-    made = Rig(tmp_path / "workers.toml")
-    await made.start()
-    yield made
-    await made.stop()
-
-
-@pytest.fixture
-async def two(tmp_path: Path) -> AsyncIterator[Rig]:
-    made = Rig(tmp_path / "workers.toml", second=True)
-    await made.start()
-    yield made
-    await made.stop()
 
 
 NO_ANSWERS = {

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
-from collections.abc import AsyncIterator, Awaitable, Callable
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
@@ -17,22 +16,6 @@ from controlplane.gateway import legs
 PING = b": ping\n\n"
 TOLD = b'data: {"error":{"message":"boom"}}\n\n'
 BOOM = b'{"error":{"message":"boom"}}'
-
-
-@pytest.fixture
-async def odd(tmp_path: Path) -> AsyncIterator[Rig]:
-    made = Rig(tmp_path / "workers.toml")
-    await made.start()
-    yield made
-    await made.stop()
-
-
-@pytest.fixture
-async def two(tmp_path: Path) -> AsyncIterator[Rig]:
-    made = Rig(tmp_path / "workers.toml", second=True)
-    await made.start()
-    yield made
-    await made.stop()
 
 
 NO_STREAMS = {
