@@ -10,6 +10,8 @@ import time
 import uuid
 from pathlib import Path
 
+from shared_memory import remove_slab
+
 from workers.client import AgentClient, make_hello
 from workers.core.errors import AgentUnavailableError
 from workers.core.stats_messages import PoolStats
@@ -64,4 +66,4 @@ class AgentProcess:
         self.client.close()
         self.stop()
         self._log.close()
-        Path("/dev/shm", self.slab).unlink(missing_ok=True)
+        remove_slab(self.slab)

@@ -32,6 +32,12 @@ def nothing_left() -> Iterator[None]:
         time.sleep(0.5)
 
 
+def remove_slab(name: str) -> None:
+    """What an agent that was killed has left: its slab, and the journal beside it."""
+    for left in (name, f"{name}.journal"):
+        (SHM / left).unlink(missing_ok=True)
+
+
 def _names() -> set[str]:
     return {name for name in os.listdir(SHM) if name.startswith(OURS)}
 

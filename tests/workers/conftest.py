@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from shared_memory import remove_slab
 
 from workers.client import AgentClient, make_hello
 from workers.core.errors import AgentUnavailableError
@@ -129,7 +130,7 @@ class AgentProcess:
             client.close()
         if self.process is not None and self.process.poll() is None:
             self.kill(signal.SIGTERM)
-        self.slab_path.unlink(missing_ok=True)
+        remove_slab(self.slab_path.name)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import shared_memory
-from shared_memory import SHM, nothing_left
+from shared_memory import SHM, nothing_left, remove_slab
 
 
 @pytest.fixture
@@ -33,3 +33,13 @@ def test_what_was_there_before_or_is_in_use_is_no_leak(file: Path) -> None:
             mapping = mmap.mmap(opened.fileno(), 0)
     with nothing_left():
         mapping.close()
+
+
+def test_a_killed_agents_slab_goes_with_its_journal(file: Path) -> None:
+    journal = file.with_name(f"{file.name}.journal")
+    with nothing_left():
+        file.write_bytes(b"slab")
+        journal.write_bytes(b"journal")
+        remove_slab(file.name)
+        assert not journal.exists()
+        remove_slab(file.name)  # of one that left nothing
