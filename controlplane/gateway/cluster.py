@@ -1,7 +1,7 @@
 """The cluster as this gateway knows it: the last view, and what each worker has shown so far."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from random import Random
 from time import monotonic
 from typing import Any
@@ -259,28 +259,23 @@ class Cluster:
             and (is_prefill or other.row.role != "prefill")
         ]
 
-    def has_role(self, model: str, role: str) -> bool:
-        """Whether such a worker is registered, in whatever state."""
-        return any(row.model == model and row.role in (role, "both") for row in self.view.workers)
-
     def has_ready(self, model: str, role: str) -> bool:
         """Whether such a worker is registered and ready, whatever its recent failures."""
-        return bool(self._ready_ids(model, (role,)))
+        return any(row.state == "ready" for row in self._registered(model, role))
 
-    def _ready_ids(self, model: str, roles: Sequence[str]) -> list[str]:
-        return [
-            row.id for row in self.view.workers
-            if row.model == model and row.role in (*roles, "both") and row.state == "ready"
-        ]  # fmt: skip
+    def _registered(self, model: str, *roles: str) -> Iterator[ViewWorker]:
+        """Its workers of these roles, in whatever state."""
+        able = (*roles, "both")
+        return (row for row in self.view.workers if row.model == model and row.role in able)
 
     def why_nobody(self, model: str, *roles: str) -> str:
         """Takes a leg of these roles."""
-        now = monotonic()
-        ready = self._ready_ids(model, roles)
+        now, rows = monotonic(), list(self._registered(model, *roles))
+        ready = [row.id for row in rows if row.state == "ready"]
         paused = [name for name in ready if self.health.is_paused(name, now)]
         if paused:
             return f"paused after failures: {', '.join(paused)}"
-        if not any(self.has_role(model, role) for role in roles):
+        if not rows:
             return f"none is registered; add a worker of role {', '.join(roles)} or both"
         return "none is ready"
 

@@ -182,10 +182,7 @@ class LegSender:
         self, leg: LegRequest, reply: Reply, begun: bytes, seconds: float, *, is_split: bool
     ) -> bytes:
         """Of a reply that is no stream, of which something may have been read."""
-        try:
-            body = self._checked(leg, reply, begun + await self._read(reply, seconds))
-        except UpstreamError as error:
-            raise leg_error(error) from error
+        body = await self._whole(leg, reply, seconds, begun)
         check_answer(reply, body, is_object=is_split)
         return body
 
@@ -223,9 +220,11 @@ class LegSender:
             raise leg_error(error) from error
         return reply, self._checked(leg, reply, answer)
 
-    async def _whole(self, leg: LegRequest, reply: Reply, seconds: float) -> bytes:
+    async def _whole(
+        self, leg: LegRequest, reply: Reply, seconds: float, begun: bytes = b""
+    ) -> bytes:
         try:
-            body = await self._read(reply, seconds)
+            body = begun + await self._read(reply, seconds)
         except UpstreamError as error:
             raise leg_error(error) from error
         return self._checked(leg, reply, body)
@@ -279,12 +278,11 @@ def request_of(
 def is_no_stream(reply: Reply, begin: bytes = b"", *, is_split: bool = False) -> bool:
     """Whether it answers as if no stream had been asked for: with JSON that has a length, or that
     shows by how its body begins. Some engines call a stream of events JSON too."""
-    kind = reply.headers.get(b"content-type", b"")
-    if kind.startswith(b"text/event-stream"):
+    if _is_event_stream(reply):
         return False
     if _is_json(reply) and b"content-length" in reply.headers:
         return True
-    kind = kind.partition(b";")[0].strip().lower()
+    kind = reply.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
     if not is_split and kind != b"application/json":  # it may be objects, line by line
         return False
     return begin.lstrip()[:1] in (b"{", b"[")
